@@ -93,7 +93,7 @@ class LockWait:
     """The lock a thread waits for, read from the target's memory, and who holds it where that is recorded."""
 
     kind: str
-    """``mutex``, ``rwlock``, ``threading.Lock``, ``threading.RLock``, ``condition``, ``gil``, ``mp.Lock`` …"""
+    """``mutex``, ``rwlock``, ``threading.Lock``, ``threading.RLock``, ``condition``, ``gil``, ``mp.Lock``."""
     address: int
     owner_tid: int | None = None
     owner_pid: int | None = None
@@ -157,7 +157,7 @@ class IoCounters:
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A file descriptor that matters: a regular file, a pipe, an eventfd, a device. Sockets: :class:`Socket`."""
+    """A file descriptor that matters: a regular file, a pipe, an eventfd, a device. (Sockets are apart.)"""
 
     fd: int
     target: str
@@ -204,7 +204,7 @@ class Socket:
 
 @dataclass(frozen=True, slots=True)
 class FlightEntry:
-    """One collective from PyTorch's Flight Recorder: the newest of its process group, or one still pending."""
+    """One collective from PyTorch's Flight Recorder: a group's newest, or one still pending."""
 
     group: str
     op: str
