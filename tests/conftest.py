@@ -1,0 +1,113 @@
+"""What every test needs: real processes that are really stuck, started with a handshake and gone afterwards.
+
+A program in ``tests/programs`` gets into its state and then calls ``handshake.ready("any words")``; ``stuck``
+returns only after that line has arrived, so no test sleeps to be sure.
+
+    from conftest import stuck
+
+    with stuck("c_lock.py", "arg", lines=1) as program:
+        program.pid, program.said[0]
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = Path(__file__).parent / "programs"
+START_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A running test program. ``said`` holds the lines of its handshake, in the order of arrival."""
+
+    pid: int
+    said: tuple[str, ...]
+    popen: subprocess.Popen[bytes]
+    said_fd: int
+    released_fd: int
+
+    def hear(self, lines: int = 1) -> tuple[str, ...]:
+        """Wait for more lines of the handshake."""
+        return _read_lines(self.said_fd, lines, self.popen)
+
+    def release(self) -> None:
+        """Let every process that waits in ``handshake.hold()`` go on."""
+        os.write(self.released_fd, b"." * 64)
+
+
+@contextmanager
+def stuck(
+    program: str,
+    *args: object,
+    lines: int = 1,
+    python: str = sys.executable,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Stuck]:
+    """Run ``tests/programs/PROGRAM`` in its own session until ``lines`` lines have been said; kill all of it after.
+
+    ``env`` is added to the environment. The program's output is shown when it dies before it is ready.
+    """
+    said_read, said_write = os.pipe()
+    held_read, held_write = os.pipe()
+    fds = {"HANDSHAKE_SAY_FD": str(said_write), "HANDSHAKE_HOLD_FD": str(held_read)}
+    with tempfile.TemporaryFile() as output:
+        popen = subprocess.Popen(
+            [python, str(PROGRAMS / program), *map(str, args)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(said_write, held_read),
+            env={**os.environ, **fds, **(env or {})},
+            start_new_session=True,
+        )
+        os.close(said_write)
+        os.close(held_read)
+        try:
+            try:
+                said = _read_lines(said_read, lines, popen)
+            except EOFError as error:
+                output.seek(0)
+                raise AssertionError(
+                    f"{program}: {error}\n{output.read().decode(errors='replace')}"
+                ) from error
+            yield Stuck(popen.pid, said, popen, said_read, held_write)
+        finally:
+            _kill_session(popen.pid)
+            popen.wait()
+            os.close(said_read)
+            os.close(held_write)
+
+
+def _read_lines(fd: int, lines: int, popen: subprocess.Popen[bytes]) -> tuple[str, ...]:
+    """Byte by byte, so that nothing of a later line is swallowed."""
+    data, deadline = b"", time.monotonic() + START_TIMEOUT_S
+    while data.count(b"\n") < lines:
+        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise EOFError(f"said only {data!r} in {START_TIMEOUT_S:.0f} s")
+        byte = os.read(fd, 1)
+        if not byte:
+            raise EOFError(f"ended with {popen.poll()} after saying {data!r}")
+        data += byte
+    return tuple(data.decode(errors="replace").splitlines())
+
+
+def _kill_session(session: int) -> None:
+    """SIGKILL all processes of a session, also those that were stopped, orphaned or moved to another group."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                if os.getsid(int(entry)) == session:
+                    os.kill(int(entry), signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
