@@ -54,7 +54,7 @@ def stuck(
     python: str = sys.executable,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Stuck]:
-    """Run ``tests/programs/PROGRAM`` in its own session until ``lines`` lines have been said; kill all of it after.
+    """Run ``tests/programs/PROGRAM`` in its own session until it has said ``lines`` lines; kill all of it after.
 
     ``env`` is added to the environment. The program's output is shown when it dies before it is ready.
     """
@@ -103,7 +103,7 @@ def _read_lines(fd: int, lines: int, popen: subprocess.Popen[bytes]) -> tuple[st
 
 
 def _kill_session(session: int) -> None:
-    """SIGKILL all processes of a session, also those that were stopped, orphaned or moved to another group."""
+    """SIGKILL all processes of a session, also those that were stopped, orphaned or changed their group."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
