@@ -54,7 +54,7 @@ def stuck(
     python: str = sys.executable,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Stuck]:
-    """Run ``tests/programs/PROGRAM`` in its own session until it has said ``lines`` lines; kill all of it after.
+    """Run ``tests/programs/PROGRAM`` in its own session until it has said ``lines`` lines; kill it all after.
 
     ``env`` is added to the environment. The program's output is shown when it dies before it is ready.
     """

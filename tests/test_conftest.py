@@ -23,7 +23,7 @@ def test_nothing_is_left_behind() -> None:
 
 def test_a_program_that_dies_first_shows_its_output() -> None:
     with (
-        pytest.raises(AssertionError, match="SyntaxError|No such file|can't open file"),
+        pytest.raises(AssertionError, match="can't open file"),
         stuck("c_missing.py"),
     ):
         pass
