@@ -1,0 +1,277 @@
+"""Reading another process' memory without stopping it.
+
+``process_vm_readv`` copies pages through the kernel: no attach, no signal, no write; a thread of the target
+cannot notice it. Where a seccomp profile forbids that call but not the file, ``/proc/PID/mem`` is read
+instead. What is read may be half changed (nothing stands still), so callers check what they read and read
+it twice where it matters.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+PAGE = 4096
+"""Cache granularity. Kernels with larger pages (aarch64 with 64 KiB) contain a whole number of these."""
+DEFAULT_BUDGET_BYTES = 64 << 20
+MAX_MAPS_BYTES = 32 << 20
+_IOV_MAX = 1024
+_ADDRESS_LIMIT = 1 << 63
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
+
+
+class BudgetSpent(OSError):
+    """This reader has read as many bytes as it was allowed to."""
+
+    def __init__(self, budget: int) -> None:
+        super().__init__(errno.EDQUOT, f"more than {budget} bytes of the target's memory asked for")
+
+
+def read(pid: int, address: int, size: int) -> bytes:
+    """Exactly ``size`` bytes at ``address``.
+
+    Raises ``OSError``: EFAULT when a part is not mapped, EPERM or EACCES when not permitted, ESRCH when gone.
+    """
+    if size <= 0 or not 0 < address < _ADDRESS_LIMIT - size:
+        if size == 0:
+            return b""
+        raise OSError(errno.EFAULT, "no such address")
+    buffer = ctypes.create_string_buffer(size)
+    got = _readv(pid, buffer, size, struct.pack("<2Q", address, size), 1)
+    if got == size:
+        return buffer.raw
+    if got >= 0:
+        raise OSError(errno.EFAULT, f"only {got} of {size} bytes at {address:#x} are mapped")
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EPERM):
+        return _read_proc_mem(pid, address, size, code)
+    raise OSError(code, os.strerror(code))
+
+
+def gather(pid: int, items: Sequence[tuple[int, int]]) -> list[bytes | None]:
+    """Many small reads in few calls (1024 a call); ``None`` for each ``(address, size)`` that is not
+    readable.
+
+    A bad address costs one more call, not the batch. Raises ``OSError`` only when nothing at all is
+    permitted.
+    """
+    out: list[bytes | None] = [None] * len(items)
+    start = 0
+    while start < len(items):
+        part = items[start : start + _IOV_MAX]
+        if not _is_plausible(part[0]):
+            start += 1
+            continue
+        plausible = next((i for i, item in enumerate(part) if not _is_plausible(item)), len(part))
+        part = part[:plausible]
+        total = sum(size for _, size in part)
+        buffer = ctypes.create_string_buffer(total)
+        vector = struct.pack(f"<{2 * len(part)}Q", *(number for item in part for number in item))
+        got = _readv(pid, buffer, total, vector, len(part))
+        if got < 0:
+            code = ctypes.get_errno()
+            if code == errno.EFAULT:
+                start += 1
+                continue
+            if code in (errno.ENOSYS, errno.EPERM):
+                return _gather_proc_mem(pid, items, code)
+            raise OSError(code, os.strerror(code))
+        start += _deal(buffer.raw, got, part, out, start)
+    return out
+
+
+def _is_plausible(item: tuple[int, int]) -> bool:
+    address, size = item
+    return size > 0 and PAGE <= address < _ADDRESS_LIMIT - size
+
+
+def _deal(data: bytes, got: int, part: Sequence[tuple[int, int]], out: list[bytes | None], start: int) -> int:
+    """Hand the bytes of a (possibly short) vectored read out; returns how many items are settled."""
+    offset = 0
+    for index, (_, size) in enumerate(part):
+        if offset + size > got:
+            return index + 1
+        out[start + index] = data[offset : offset + size]
+        offset += size
+    return len(part)
+
+
+def _readv(pid: int, buffer: ctypes.Array[ctypes.c_char], size: int, remote: bytes, count: int) -> int:
+    local = struct.pack("<2Q", ctypes.addressof(buffer), size)
+    return int(_libc.process_vm_readv(pid, local, 1, remote, count, 0))
+
+
+def _read_proc_mem(pid: int, address: int, size: int, refusal: int) -> bytes:
+    try:
+        fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+    except OSError as error:
+        raise OSError(refusal, os.strerror(refusal)) from error
+    try:
+        data = os.pread(fd, size, address)
+    except OSError as error:
+        # /proc/PID/mem says EIO where process_vm_readv says EFAULT (fs/proc/base.c mem_rw).
+        code = errno.EFAULT if error.errno == errno.EIO else error.errno or errno.EFAULT
+        raise OSError(code, os.strerror(code)) from error
+    finally:
+        os.close(fd)
+    if len(data) != size:
+        raise OSError(errno.EFAULT, f"only {len(data)} of {size} bytes at {address:#x} are mapped")
+    return data
+
+
+def _gather_proc_mem(pid: int, items: Sequence[tuple[int, int]], refusal: int) -> list[bytes | None]:
+    out: list[bytes | None] = []
+    for address, size in items:
+        try:
+            out.append(_read_proc_mem(pid, address, size, refusal))
+        except OSError as error:
+            if error.errno not in (errno.EFAULT, errno.EINVAL):
+                raise
+            out.append(None)
+    return out
+
+
+class Memory:
+    """One process' memory through a page cache, for structures that are walked pointer by pointer.
+
+    A page is read once and then never again, which keeps what is read from one page consistent; make a new
+    ``Memory`` to see changes. ``bytes_read`` counts towards ``budget_bytes``; beyond it every read raises
+    :class:`BudgetSpent`.
+    """
+
+    def __init__(self, pid: int, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+        self.pid = pid
+        self.bytes_read = 0
+        self._budget = budget_bytes
+        self._pages: dict[int, bytes] = {}
+
+    def read(self, address: int, size: int) -> bytes:
+        """Exactly ``size`` bytes; raises ``OSError`` as :func:`read` does."""
+        first = address & -PAGE
+        if address + size <= first + PAGE:
+            page = self._pages.get(first) or self._load(first)
+            return page[address - first : address - first + size]
+        end = address + size
+        pages = [self._pages.get(at) or self._load(at) for at in range(first, end, PAGE)]
+        return b"".join(pages)[address - first : end - first]
+
+    def _load(self, address: int) -> bytes:
+        self._spend(PAGE)
+        page = read(self.pid, address, PAGE)
+        self._pages[address] = page
+        return page
+
+    def _spend(self, size: int) -> None:
+        self.bytes_read += size
+        if self.bytes_read > self._budget:
+            raise BudgetSpent(self._budget)
+
+    def fresh(self, address: int, size: int) -> bytes:
+        """As :meth:`read`, past the cache."""
+        self._spend(size)
+        return read(self.pid, address, size)
+
+    def gather(self, items: Sequence[tuple[int, int]]) -> list[bytes | None]:
+        """As :func:`gather`, past the cache and within the budget."""
+        self._spend(sum(size for _, size in items))
+        return gather(self.pid, items)
+
+    def u32(self, address: int) -> int:
+        return int.from_bytes(self.read(address, 4), "little")
+
+    def u64(self, address: int) -> int:
+        return int.from_bytes(self.read(address, 8), "little")
+
+    def unpack(self, layout: str, address: int) -> tuple[int, ...]:
+        """``struct.unpack`` of a little-endian layout of integers at an address."""
+        return struct.unpack("<" + layout, self.read(address, struct.calcsize("<" + layout)))
+
+    def string(self, address: int, limit: int = PAGE) -> bytes:
+        """The bytes up to the first NUL, at most ``limit`` of them."""
+        out = b""
+        while len(out) < limit:
+            chunk = self.read(address, min(limit - len(out), PAGE - address % PAGE))
+            end = chunk.find(b"\0")
+            if end >= 0:
+                return out + chunk[:end]
+            out += chunk
+            address += len(chunk)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One line of ``/proc/PID/maps``."""
+
+    start: int
+    end: int
+    permissions: str
+    offset: int
+    device: str
+    inode: int
+    path: str
+    """Empty for anonymous memory; ``[heap]``, ``[stack]`` …; a deleted file keeps the kernel's suffix."""
+
+
+class Regions:
+    """An address space, searchable by address."""
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        self._regions = tuple(regions)
+        self._starts = [region.start for region in self._regions]
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self._regions)
+
+    def __len__(self) -> int:
+        return len(self._regions)
+
+    def find(self, address: int) -> Region | None:
+        """The region that contains ``address``."""
+        index = bisect_right(self._starts, address) - 1
+        if index >= 0 and address < self._regions[index].end:
+            return self._regions[index]
+        return None
+
+
+def read_regions(pid: int) -> Regions:
+    """The address space, lowest first.
+
+    Raises ``OSError``. May block as long as a thread of the target holds the mmap lock for writing, so
+    call it behind a deadline.
+    """
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        text = file.read(MAX_MAPS_BYTES).decode("utf-8", "surrogateescape")
+    regions = []
+    for line in text.splitlines():
+        fields = line.split(None, 5)
+        if len(fields) < 5:
+            continue
+        start, _, end = fields[0].partition("-")
+        regions.append(
+            Region(
+                start=int(start, 16),
+                end=int(end, 16),
+                permissions=fields[1],
+                offset=int(fields[2], 16),
+                device=fields[3],
+                inode=int(fields[4]),
+                path=fields[5].rstrip("\n") if len(fields) > 5 else "",
+            )
+        )
+    return Regions(regions)
