@@ -1,0 +1,17 @@
+"""From a capture to a diagnosis. Pure: no file, process or clock is touched here."""
+
+from __future__ import annotations
+
+from hangdoctor.analysis.assemble import write_report
+from hangdoctor.analysis.build import build_case
+from hangdoctor.knowledge import Knowledge
+from hangdoctor.model import Capture
+from hangdoctor.report import Report
+
+
+def diagnose(capture: Capture, knowledge: Knowledge) -> Report:
+    """Say whether the job in ``capture`` is hung, slow, ready or cannot be told, and who holds it up."""
+    return write_report(build_case(capture, knowledge), knowledge)
+
+
+__all__ = ["build_case", "diagnose", "write_report"]

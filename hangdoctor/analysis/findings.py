@@ -1,0 +1,65 @@
+"""What a rule says: one statement about the job, with the suspects it names and what would refute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hangdoctor.analysis.progress import LogMove
+from hangdoctor.analysis.waits import Node, WaitGraph
+from hangdoctor.case import Case, Member, ThreadTrack
+from hangdoctor.report import Cause, Confidence, Kind, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A thread (or a process without visible threads) that others may be waiting for."""
+
+    member: Member
+    track: ThreadTrack | None
+
+    @property
+    def node(self) -> Node:
+        """Its node in the wait-for graph."""
+        return Node(self.member.key, self.track.tid if self.track else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the rules look at: the case, its wait-for graph, where waiting ends, what the log says."""
+
+    case: Case
+    graph: WaitGraph
+    suspects: tuple[Suspect, ...]
+    """Where all waiting ends; when nothing waits, the principals that do not move freely."""
+    is_waited_for: bool
+    """Whether the suspects are sinks of real waits."""
+    log: LogMove
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rule's statement."""
+
+    kind: Kind
+    confidence: Confidence
+    cause: Cause | None
+    because: str
+    """One sentence without a trailing full stop: what was seen that makes it so."""
+    suspects: tuple[Suspect, ...] = ()
+    progress: Progress | None = None
+    decider: str | None = None
+    """For an undecided case: the one observation that would decide."""
+    command: str | None = None
+    """And the command for it (``{pid}`` is filled in)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A way to reach a verdict. ``order``: lower is asked first; the first that speaks decides."""
+
+    id: str
+    order: int
+    summary: str
+    refuted_by: str
+    check: Callable[[Situation], Finding | None]

@@ -1,0 +1,192 @@
+"""Who is who: role and rank of every process, from the most to the least trustworthy source.
+
+Title and command line first, then the live environment, then the outermost frames, then the order in which a
+parent started its children (weak, and marked so). A process that is being torn down has lost its title; its
+earlier looks are asked too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hangdoctor.case import Key
+from hangdoctor.knowledge import Knowledge
+from hangdoctor.knowledge.catalogue import Role, RoleKind, RoleMatch
+from hangdoctor.model import Capture, Process, Rank
+
+PROCESS = Role("process", "process", RoleKind.RANK, "python")
+"""A Python process that no knowledge names: in a plain torch.distributed job that is a rank."""
+PARENT = Role("parent", "parent process", RoleKind.LAUNCHER, "python")
+FOREIGN = Role("other", "other process", RoleKind.HELPER, "python")
+"""Not Python and not known: listed, never blamed."""
+
+_SIZE_FLAGS = {
+    "tp": ("--tp", "--tp-size", "--tensor-parallel-size", "-tp"),
+    "pp": ("--pp", "--pp-size", "--pipeline-parallel-size", "-pp"),
+    "nnodes": ("--nnodes",),
+    "nproc": ("--nproc-per-node", "--nproc_per_node"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What is known of one process before its threads are looked at."""
+
+    key: Key
+    looks: tuple[Process | None, ...]
+    role: Role | None
+    rank: Rank | None
+
+    @property
+    def last(self) -> Process:
+        """The newest look at it."""
+        return next(look for look in reversed(self.looks) if look is not None)
+
+
+def key_of(process: Process) -> Key:
+    """The identity of a process."""
+    return Key(process.host, process.pid, process.start_ticks)
+
+
+def collect_identities(capture: Capture, knowledge: Knowledge, server: str | None) -> tuple[Identity, ...]:
+    """Every process of the capture with the role and rank that its own text gives it."""
+    looks: dict[Key, list[Process | None]] = {}
+    count = len(capture.snapshots)
+    for index, snapshot in enumerate(capture.snapshots):
+        for process in snapshot.processes:
+            looks.setdefault(key_of(process), [None] * count)[index] = process
+    found = [_identify(key, tuple(seen), knowledge, server) for key, seen in looks.items()]
+    return tuple(found)
+
+
+def _identify(
+    key: Key, looks: tuple[Process | None, ...], knowledge: Knowledge, server: str | None
+) -> Identity:
+    role: Role | None = None
+    rank: Rank | None = None
+    for process in reversed([look for look in looks if look is not None]):
+        match = knowledge.find_role(process, server) or _role_by_stack(process, knowledge, server)
+        if match is None:
+            continue
+        role = role or match.role
+        if rank is None and match.rank is not None and match.role.kind is RoleKind.RANK:
+            rank = match.rank
+        if rank is not None:
+            break
+    if rank is None:
+        hint = next((look.rank_hint for look in looks if look is not None and look.rank_hint), None)
+        rank = parse_rank(hint) if hint else None
+    if rank is not None and key.host is not None and rank.host is None:
+        rank = replace(rank, host=key.host)
+    return Identity(key, looks, role, rank)
+
+
+def _role_by_stack(process: Process, knowledge: Knowledge, server: str | None) -> RoleMatch | None:
+    for thread in process.threads:
+        if thread.stack is not None and (thread.tid in (process.pid, None) or thread.name == "MainThread"):
+            match = knowledge.find_role_by_stack(thread.stack, server)
+            if match is not None:
+                return match
+    return None
+
+
+_PARTS = re.compile(r"(DP|PP|TP|EP)[ _=:]?(\d+)", re.IGNORECASE)
+_PLAIN = re.compile(r"\brank[ _=:#]*(\d+)", re.IGNORECASE)
+
+
+def parse_rank(text: str) -> Rank:
+    """``TP1``, ``DP0 TP3 EP3``, ``rank 5`` → coordinates; anything else is kept verbatim."""
+    parts = {name.lower(): int(value) for name, value in _PARTS.findall(text)}
+    plain = _PLAIN.search(text)
+    if parts or plain:
+        return Rank(
+            global_rank=int(plain[1]) if plain else None,
+            tp=parts.get("tp"),
+            pp=parts.get("pp"),
+            dp=parts.get("dp"),
+            ep=parts.get("ep"),
+        )
+    return Rank(text=text)
+
+
+def number_unnamed_ranks(identities: Sequence[Identity]) -> dict[Key, Rank]:
+    """Ranks for siblings that carry no number yet, by elimination or by the order of their start.
+
+    A vLLM worker has no number before its process group exists, and nothing else tells. Pids wrap, so the start
+    time decides; when some siblings do have numbers the missing ones are dealt out.
+    """
+    families: dict[tuple[str | None, int | None, str | None], list[Identity]] = defaultdict(list)
+    for identity in identities:
+        if identity.role is not None and identity.role.kind is RoleKind.RANK:
+            family = (identity.key.host, identity.last.ppid, identity.role.id)
+            families[family].append(identity)
+    dealt: dict[Key, Rank] = {}
+    for siblings in families.values():
+        unnamed = [i for i in siblings if i.rank is None]
+        if not unnamed or len(siblings) < 2:
+            continue
+        taken = {_ordinal(i.rank) for i in siblings if i.rank is not None}
+        free = (n for n in range(len(siblings) + len(taken)) if n not in taken)
+        is_tensor_parallel = siblings[0].last.rank_hint is None and siblings[0].role is not PROCESS
+        for identity in sorted(unnamed, key=lambda i: (i.key.start_ticks or 0, i.key.pid)):
+            number = next(free)
+            dealt[identity.key] = (
+                Rank(tp=number, host=identity.key.host, text="by order of start")
+                if is_tensor_parallel
+                else Rank(local=number, host=identity.key.host, text="by order of start")
+            )
+    return dealt
+
+
+def _ordinal(rank: Rank | None) -> int | None:
+    if rank is None:
+        return None
+    for value in (rank.tp, rank.global_rank, rank.local):
+        if value is not None:
+            return value
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How many ranks there should be: on all hosts, and among what was looked at."""
+
+    expected: int | None
+    local: int | None
+
+
+def expected_world(processes: Sequence[Process], server: str | None) -> World:
+    """Read the size of the world from the server's command line or the ranks' environment."""
+    for process in processes:
+        sizes = _sizes(process.command)
+        if server in ("sglang", "vllm") and "tp" in sizes:
+            world = sizes["tp"] * sizes.get("pp", 1)
+            nodes = sizes.get("nnodes", 1)
+            return World(world, world // nodes if nodes else world)
+    for process in processes:
+        world_size = _number(process.environ, "WORLD_SIZE")
+        if world_size is not None:
+            return World(world_size, _number(process.environ, "LOCAL_WORLD_SIZE"))
+    return World(None, None)
+
+
+def _sizes(command: Sequence[str]) -> dict[str, int]:
+    # A titled process has one string; an untitled one has argv.
+    words = command[0].split() if len(command) == 1 else list(command)
+    sizes: dict[str, int] = {}
+    for index, word in enumerate(words):
+        flag, _, value = word.partition("=")
+        for name, flags in _SIZE_FLAGS.items():
+            if flag in flags:
+                text = value or (words[index + 1] if index + 1 < len(words) else "")
+                if text.isdigit() and 0 < int(text) < 1_000_000:
+                    sizes[name] = int(text)
+    return sizes
+
+
+def _number(environ: Mapping[str, str] | None, name: str) -> int | None:
+    text = (environ or {}).get(name, "")
+    return int(text) if text.isdigit() and len(text) < 9 else None

@@ -1,0 +1,346 @@
+"""Is this one suspect stuck, slow, or not to be told? The question that people get wrong.
+
+Proof of progress makes it slow. No progress makes it hung only beyond the budget of its phase, or when what it
+waits for is known never to come. A CPU that is merely busy proves neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hangdoctor.analysis.activity import SPIN_RECURRENCE, is_spinning
+from hangdoctor.analysis.findings import Finding, Suspect
+from hangdoctor.analysis.waits import is_idle
+from hangdoctor.case import Case, Movement
+from hangdoctor.knowledge.catalogue import Stage
+from hangdoctor.model import Activity
+from hangdoctor.report import Cause, Confidence, Kind, ProgressClass
+
+LEAST_STILLNESS_S = 2.5
+"""Below this a motionless thread makes a hang only ``possible``: polls and retries commonly pause for seconds."""
+COMPILE_BUDGET_S = 120.0
+CPU_PHASE_SHARE = 0.5
+"""Share of a core that makes a changing line inside a known CPU phase believable as work (DESIGN.md section 5)."""
+
+_SLOW_CAUSES = frozenset(
+    {
+        Cause.LOADING,
+        Cause.DEQUANTIZING,
+        Cause.COMPILING,
+        Cause.CAPTURING_GRAPHS,
+        Cause.ALLOCATING_KV_CACHE,
+        Cause.INITIALIZING_NCCL,
+        Cause.WARMING_UP,
+        Cause.IMPORTING,
+    }
+)
+
+
+def judge(case: Case, suspect: Suspect, is_waited_for: bool) -> Finding | None:
+    """What can be said of one suspect; ``None`` when nothing about it is remarkable (it serves)."""
+    if _serves(suspect):
+        return None
+    for question in _QUESTIONS:
+        finding = question(case, suspect, is_waited_for)
+        if finding is not None:
+            return finding
+    return None
+
+
+def stillness_s(case: Case, suspect: Suspect) -> float:
+    """How long the suspect has shown nothing, in seconds: the windows seen, or the kernel's own record if longer."""
+    track = suspect.track
+    if track is None:
+        return case.window_s
+    seen = sum(w.seconds for w in track.windows)
+    last_ran = track.last.thread.last_ran_s
+    if track.movement is Movement.STILL and last_ran is not None:
+        return max(seen, last_ran)
+    return seen
+
+
+def phase_cause(suspect: Suspect) -> Cause | None:
+    """The cause its phase (or the work inside the phase) stands for."""
+    view = suspect.track.last if suspect.track else None
+    if view is None or view.match is None:
+        return None
+    for phase in (view.match.aspect, view.match.phase):
+        if phase is not None and phase.cause is not None:
+            return Cause(phase.cause)
+    return None
+
+
+def _serves(suspect: Suspect) -> bool:
+    """Inside a serving phase and moving: its own step, however long a look at it may catch the same place."""
+    member = suspect.member
+    if member.phase is None or member.phase.stage not in (Stage.SERVING, Stage.IDLE):
+        return False
+    return _movement(suspect) is Movement.MOVING or member.progress.kind is ProgressClass.PROOF
+
+
+def _share(suspect: Suspect) -> float:
+    return (suspect.track.cpu_share if suspect.track else None) or 0.0
+
+
+def _movement(suspect: Suspect) -> Movement:
+    return suspect.track.movement if suspect.track else Movement.UNKNOWN
+
+
+# -- the questions, in order -----------------------------------------------------------------------
+
+
+def _compiles(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    member = suspect.member
+    if not member.compilers:
+        return None
+    names = ", ".join(sorted({p.comm or "?" for p in member.compilers}))
+    if all(p.state in ("T", "t") for p in member.compilers):
+        return Finding(
+            Kind.HUNG, Confidence.CERTAIN, Cause.CHILD_STUCK, f"its compiler ({names}) is stopped", (suspect,)
+        )
+    if member.progress.kind in (ProgressClass.PROOF, ProgressClass.WEAK):
+        sure = Confidence.CERTAIN if member.progress.kind is ProgressClass.PROOF else Confidence.LIKELY
+        return Finding(
+            Kind.SLOW,
+            sure,
+            Cause.COMPILING,
+            f"it compiles: {member.progress.what}",
+            (suspect,),
+            member.progress,
+        )
+    if case.look_count > 1 and case.window_s >= COMPILE_BUDGET_S:
+        return Finding(
+            Kind.HUNG, Confidence.LIKELY, Cause.CHILD_STUCK, f"its compiler ({names}) uses no CPU", (suspect,)
+        )
+    return _undecided(
+        suspect, Cause.COMPILING, f"{names} is alive below it", "whether the compiler uses the CPU"
+    )
+
+
+def _lacks_its_lock_file(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    aspect = suspect.member.aspect
+    if aspect is None or aspect.waits_for != "lock-file" or suspect.track is not suspect.member.lead:
+        return None
+    if any(m.compilers for m in case.members):
+        return None
+    if case.look_count < 2 or _movement(suspect) is Movement.MOVING:
+        return _undecided(
+            suspect,
+            Cause.STALE_LOCK_FILE,
+            "it waits for a lock file and no builder is visible",
+            "who holds the file",
+        )
+    return Finding(
+        Kind.HUNG,
+        Confidence.LIKELY,
+        Cause.STALE_LOCK_FILE,
+        "it waits for a lock file and no live builder or compiler exists among what was seen",
+        (suspect,),
+    )
+
+
+def _waits_for_lock(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    if suspect.track is None or suspect.track.last.activity is not Activity.WAIT_LOCK:
+        return None
+    if _movement(suspect) is Movement.MOVING:
+        return None
+    return _stuck(case, suspect, Cause.LOCK_HELD, "it waits for a lock whose holder is not recorded", waited)
+
+
+def _holds_gil(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    track = suspect.track
+    if track is None or not all(v is None or v.thread.owns_gil for v in track.views):
+        return None
+    if _movement(suspect) is not Movement.STILL:
+        return None
+    return _stuck(case, suspect, Cause.GIL_HELD, "it holds the GIL and does not run", waited)
+
+
+def _is_in_known_phase(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    cause = phase_cause(suspect)
+    if cause not in _SLOW_CAUSES or suspect.track is None:
+        return None
+    phase = suspect.member.phase
+    title = phase.title if phase else "working"
+    progress = suspect.member.progress
+    if progress.kind is ProgressClass.PROOF:
+        return Finding(
+            Kind.SLOW, Confidence.CERTAIN, cause, f"it is {title} and {progress.what}", (suspect,), progress
+        )
+    if _movement(suspect) is Movement.MOVING:
+        share = _share(suspect)
+        if share >= CPU_PHASE_SHARE:
+            because = f"it is {title}: its lines change and it uses {100 * share:.0f} % of a core"
+            return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (suspect,), progress)
+        if progress.kind is ProgressClass.WEAK and cause is not Cause.INITIALIZING_NCCL:
+            because = f"it is {title} and its stack changes"
+            return Finding(Kind.SLOW, Confidence.POSSIBLE, cause, because, (suspect,), progress)
+    if _movement(suspect) is Movement.BUSY and progress.kind is ProgressClass.WEAK:
+        because = f"it is {title}, uses {100 * _share(suspect):.0f} % of a core and {progress.what}"
+        return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (suspect,), progress)
+    return _within_budget(case, suspect, cause, title)
+
+
+def _within_budget(case: Case, suspect: Suspect, cause: Cause, title: str) -> Finding:
+    view = suspect.track.last if suspect.track else None
+    phases = (
+        [p for p in (view.match.aspect, view.match.phase) if p is not None] if view and view.match else []
+    )
+    budget = next((p.budget_s for p in phases if p.budget_s is not None), 60.0)
+    still = stillness_s(case, suspect)
+    if case.look_count > 1 and still > budget:
+        because = f"it is {title} and has shown no progress for {still:.0f} s (budget {budget:.0f} s)"
+        return Finding(Kind.HUNG, Confidence.LIKELY, cause, because, (suspect,), suspect.member.progress)
+    return _undecided(
+        suspect,
+        cause,
+        f"it is {title} and showed no proof of progress in {still:.0f} s (budget {budget:.0f} s)",
+        "any byte read, line changed or memory grown in a longer look",
+        command=f"hangdoctor attach {{pid}} --snapshots 3 --interval {max(15, round(budget / 2))}",
+    )
+
+
+def _waits_for_gpu(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    if suspect.track is None or suspect.track.last.activity is not Activity.WAIT_GPU:
+        return None
+    if _movement(suspect) is Movement.MOVING:
+        return None
+    return _stuck(case, suspect, Cause.GPU_STUCK, "it waits for its GPU, which does not finish", waited)
+
+
+def _waits_for_storage(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    track = suspect.track
+    if track is None or track.last.activity not in (Activity.UNINTERRUPTIBLE, Activity.WAIT_IO):
+        return None
+    progress = suspect.member.progress
+    if progress.kind is ProgressClass.PROOF:
+        return Finding(
+            Kind.SLOW, Confidence.LIKELY, Cause.LOADING, f"it {progress.what}", (suspect,), progress
+        )
+    if _movement(suspect) in (Movement.MOVING, Movement.UNKNOWN):
+        return None
+    return _stuck(case, suspect, Cause.IO_STUCK, "it waits for storage and nothing arrives", waited)
+
+
+def _spins(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    if suspect.track is None or not is_spinning(suspect.track.last.thread):
+        return None
+    return Finding(
+        Kind.HUNG,
+        Confidence.LIKELY,
+        Cause.SPIN,
+        "it spins: its registers repeat the same few values",
+        (suspect,),
+    )
+
+
+def _makes_proven_progress(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    progress = suspect.member.progress
+    if not waited or progress.kind is not ProgressClass.PROOF or suspect.track is not suspect.member.lead:
+        return None
+    return Finding(Kind.SLOW, Confidence.LIKELY, Cause.LAGGARD, f"it {progress.what}", (suspect,), progress)
+
+
+def _computes(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    """Busy outside everything that is known: computing or spinning."""
+    track = suspect.track
+    if track is None or _share(suspect) < CPU_PHASE_SHARE:
+        return None
+    spin = track.last.thread.spin
+    busy = f"it uses {100 * _share(suspect):.0f} % of a core"
+    if _movement(suspect) is Movement.MOVING and spin is not None and spin.recurrence < SPIN_RECURRENCE / 2:
+        because = f"{busy}, its stack changes and its registers do not repeat: it computes"
+        return Finding(
+            Kind.SLOW, Confidence.LIKELY, Cause.LAGGARD, because, (suspect,), suspect.member.progress
+        )
+    return Finding(
+        Kind.UNKNOWN,
+        Confidence.POSSIBLE,
+        Cause.LAGGARD if waited else None,
+        f"{busy}: busy, but whether it computes or spins cannot be proven",
+        (suspect,),
+        suspect.member.progress,
+        decider="native frames, or a longer look at what its data does",
+        command="hangdoctor attach {pid} --native --interval 30",
+    )
+
+
+def _idles_while_waited_for(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    if not waited or not is_idle(suspect.member) or suspect.track is not suspect.member.lead:
+        return None
+    because = "it waits for work while its peers are inside a step: it never got, or never took, the request"
+    return _stuck(case, suspect, Cause.LAGGARD, because, waited)
+
+
+def _stands_still(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    track = suspect.track
+    if track is None or _movement(suspect) is not Movement.STILL:
+        return None
+    if not waited and track.last.activity in (Activity.TIMED_SLEEP, Activity.WAIT_PEER, Activity.BLOCKED):
+        return _undecided(
+            suspect,
+            None,
+            f"it {track.last.activity.value} and nothing else in the job waits for it",
+            "whether anybody waits for it: a request, a peer on another host",
+        )
+    return _stuck(
+        case,
+        suspect,
+        Cause.LAGGARD,
+        f"it {track.last.activity.value} outside what the others wait in",
+        waited,
+    )
+
+
+def _single_look(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+    if case.look_count > 1 and _movement(suspect) is not Movement.UNKNOWN:
+        return None
+    if suspect.track is None:
+        return None
+    what = "the others wait for it" if waited else "it does not wait for work"
+    return _undecided(
+        suspect, phase_cause(suspect) or (Cause.LAGGARD if waited else None), what, "a second look"
+    )
+
+
+_QUESTIONS: tuple[Callable[[Case, Suspect, bool], Finding | None], ...] = (
+    _compiles,
+    _lacks_its_lock_file,
+    _waits_for_lock,
+    _holds_gil,
+    _is_in_known_phase,
+    _waits_for_gpu,
+    _waits_for_storage,
+    _spins,
+    _makes_proven_progress,
+    _computes,
+    _idles_while_waited_for,
+    _stands_still,
+    _single_look,
+)
+
+
+def _stuck(case: Case, suspect: Suspect, cause: Cause, because: str, waited: bool) -> Finding:
+    """Hung as far as the looks reach; from a single look it stays open."""
+    if case.look_count < 2 or _movement(suspect) is Movement.UNKNOWN:
+        return _undecided(suspect, cause, because, "a second look: whether it is still there")
+    still = stillness_s(case, suspect)
+    confidence = Confidence.LIKELY if still >= LEAST_STILLNESS_S and waited else Confidence.POSSIBLE
+    return Finding(
+        Kind.HUNG, confidence, cause, f"{because} ({still:.0f} s)", (suspect,), suspect.member.progress
+    )
+
+
+def _undecided(
+    suspect: Suspect, cause: Cause | None, because: str, decider: str, command: str | None = None
+) -> Finding:
+    return Finding(
+        Kind.UNKNOWN,
+        Confidence.POSSIBLE,
+        cause,
+        because,
+        (suspect,),
+        suspect.member.progress,
+        decider=decider,
+        command=command or "hangdoctor attach {pid} --interval 15",
+    )

@@ -1,0 +1,326 @@
+"""What moved between the looks: per thread (did it run, did its stack change) and per process (bytes, files, faults).
+
+The strongest class wins and classes are never added up: a thousand context switches are not one byte read.
+Facts and traps behind each rule: a cached file reads 0 bytes from disk (so positions and ``rchar`` count),
+``pread`` moves no position, a mapped file moves neither (so residency and major faults count), a heartbeat
+line is not progress but an advancing number is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hangdoctor.case import Movement, ThreadView, Window
+from hangdoctor.model import FlightEntry, LogTail, OpenFile, Process, Snapshot, Stack
+from hangdoctor.report import Progress, ProgressClass
+
+MIB = 1 << 20
+SMALLEST_FILE_BYTES = 64 * 1024
+"""A file below this size is configuration, not a load."""
+LOAD_RATE_BYTES_S = 256 * 1024
+"""Reads below this rate are housekeeping (a watchdog reading /proc), not a load."""
+CYCLING_SWITCHES_S = 2.0
+"""Wake-ups per second from which an unchanged stack is an event loop. An idle SGLang scheduler makes hundreds,
+one that waits for a stopped peer about one (8 in 6 s, measured)."""
+BUSY_SHARE = 0.5
+"""Share of one core from which an unchanged stack counts as busy."""
+
+_ORDER = (ProgressClass.PROOF, ProgressClass.WEAK, ProgressClass.ACTIVITY, ProgressClass.NONE)
+_SHARD = re.compile(r"(\d+)-of-(\d+)")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_CLOCK = re.compile(r"\d{1,4}[-/:.]\d{1,2}[-/:.]\d{1,4}[ T]?[\d:.,]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same process at two successive looks."""
+
+    before: Process
+    after: Process
+    seconds: float
+
+
+def strongest(candidates: Sequence[Progress]) -> Progress:
+    """The candidate of the strongest class; among equals the first."""
+    return min(candidates, key=lambda p: _ORDER.index(p.kind), default=Progress(ProgressClass.NONE))
+
+
+def same_stack(a: Stack | None, b: Stack | None) -> bool | None:
+    """Whether two stacks are the same calls at the same lines; ``None`` when either is missing."""
+    if a is None or b is None:
+        return None
+    if a.is_torn or b.is_torn:  # it changed under the reader's hands
+        return False
+    if a is b:
+        return True
+    if len(a.frames) != len(b.frames):
+        return False
+    return all(
+        x is y or (x.function == y.function and x.line == y.line and x.file == y.file)
+        for x, y in zip(a.frames, b.frames, strict=True)
+    )
+
+
+def compare_views(
+    before: ThreadView | None, after: ThreadView | None, seconds: float, ticks_per_s: int
+) -> Window:
+    """What one thread did between two looks ``seconds`` apart."""
+    if before is None or after is None:
+        return Window(seconds, None, None, None, None)
+    a, b = before.thread, after.thread
+    cpu_s: float | None = None
+    if a.run_ns is not None and b.run_ns is not None:
+        cpu_s = (b.run_ns - a.run_ns) / 1e9
+    elif None not in (a.user_ticks, a.system_ticks, b.user_ticks, b.system_ticks):
+        ticks = (b.user_ticks or 0) + (b.system_ticks or 0) - (a.user_ticks or 0) - (a.system_ticks or 0)
+        cpu_s = ticks / ticks_per_s
+    faults = _delta(a.minor_faults, b.minor_faults)
+    return Window(
+        seconds=seconds,
+        same_stack=same_stack(a.stack, b.stack),
+        cpu_s=cpu_s,
+        switches=_delta(a.voluntary_switches, b.voluntary_switches),
+        faults=faults,
+    )
+
+
+def movement_of(windows: Sequence[Window]) -> Movement:
+    """One word for all windows of a thread."""
+    known = [w for w in windows if w.same_stack is not None]
+    if not known:
+        return Movement.UNKNOWN
+    if not all(w.same_stack for w in known):
+        return Movement.MOVING
+    seconds = sum(w.seconds for w in known)
+    cpu = [w.cpu_s for w in known if w.cpu_s is not None]
+    if cpu and seconds and sum(cpu) / seconds >= BUSY_SHARE:
+        return Movement.BUSY
+    switches = [w.switches for w in known if w.switches is not None]
+    if switches and seconds and sum(switches) / seconds >= CYCLING_SWITCHES_S:
+        return Movement.CYCLING
+    return Movement.STILL
+
+
+def progress_of(pairs: Sequence[Pair], is_loading: bool) -> Progress:
+    """The strongest movement of one process over its successive looks.
+
+    ``is_loading`` says that its phase reads weights: only there do anonymous reads and page faults count.
+    """
+    if not pairs:
+        return Progress(ProgressClass.NONE)
+    per_window = [strongest(list(_moves(pair, is_loading))) for pair in pairs]
+    best = strongest(list(reversed(per_window)))
+    # A burst in an early window that has since ended is not progress now.
+    if best.kind is ProgressClass.PROOF and per_window[-1].kind is ProgressClass.NONE:
+        return replace(best, kind=ProgressClass.WEAK)
+    return best
+
+
+def _moves(pair: Pair, is_loading: bool) -> Iterator[Progress]:
+    yield from _file_moves(pair)
+    yield from _mapping_moves(pair)
+    yield from _collective_moves(pair)
+    if is_loading:
+        yield from _anonymous_load_moves(pair)
+    yield from _weak_moves(pair)
+
+
+def _file_moves(pair: Pair) -> Iterator[Progress]:
+    old = {(f.fd, f.target): f for f in pair.before.files}
+    for new in pair.after.files:
+        if new.kind != "file" or new.fd in (0, 1, 2) or new.position is None:
+            continue
+        previous = old.get((new.fd, new.target))
+        if previous is None or previous.position is None or new.position <= previous.position:
+            continue
+        rate = (new.position - previous.position) / pair.seconds if pair.seconds else None
+        if new.access == "w":
+            if not new.target.endswith(".log"):
+                what = f"writes {_name(new.target)}"
+                yield Progress(ProgressClass.PROOF, what, rate, "bytes/s")
+        elif new.size_bytes and new.size_bytes >= SMALLEST_FILE_BYTES:
+            yield _load(new, new.position, new.size_bytes, rate)
+    yield from _next_shard(pair, old)
+
+
+def _next_shard(pair: Pair, old: dict[tuple[int, str], OpenFile]) -> Iterator[Progress]:
+    """A newly opened numbered shard means that the previous ones are done."""
+    known = {target for _, target in old}
+    for new in pair.after.files:
+        shard = _SHARD.search(new.target)
+        if shard and new.target not in known and known:
+            number, total = int(shard[1]), int(shard[2])
+            if 0 < number <= total:
+                yield Progress(
+                    ProgressClass.PROOF,
+                    f"opened {_name(new.target)} (shard {number} of {total})",
+                    percent=100.0 * (number - 1) / total,
+                )
+
+
+def _mapping_moves(pair: Pair) -> Iterator[Progress]:
+    old = {m.path: m.resident_bytes for m in pair.before.mapped}
+    for new in pair.after.mapped:
+        before = old.get(new.path)
+        if before is None or new.resident_bytes is None or new.resident_bytes <= before:
+            continue
+        rate = (new.resident_bytes - before) / pair.seconds if pair.seconds else None
+        if new.size_bytes:
+            percent = min(100.0, 100.0 * new.resident_bytes / new.size_bytes)
+            left = max(0, new.size_bytes - new.resident_bytes)
+            yield Progress(
+                ProgressClass.PROOF,
+                f"has {percent:.0f} % of {_name(new.path)} in memory",
+                rate,
+                "bytes/s",
+                percent,
+                left / rate if rate else None,
+            )
+
+
+def _load(file: OpenFile, position: int, size: int, rate: float | None) -> Progress:
+    percent = min(100.0, 100.0 * position / size)
+    shard = _SHARD.search(file.target)
+    where = f", shard {int(shard[1])} of {int(shard[2])}" if shard else ""
+    return Progress(
+        ProgressClass.PROOF,
+        f"has read {percent:.0f} % of {_name(file.target)}{where}",
+        rate,
+        "bytes/s",
+        percent,
+        (size - position) / rate if rate else None,
+    )
+
+
+def _collective_moves(pair: Pair) -> Iterator[Progress]:
+    before = _newest(pair.before.flight)
+    for group, sequence in _newest(pair.after.flight).items():
+        if group in before and sequence > before[group]:
+            done = sequence - before[group]
+            yield Progress(
+                ProgressClass.PROOF,
+                f"issued {done} more collectives in group {group}",
+                done / pair.seconds if pair.seconds else None,
+                "collectives/s",
+            )
+
+
+def _newest(entries: Sequence[FlightEntry]) -> dict[str, int]:
+    newest: dict[str, int] = {}
+    for entry in entries:
+        if entry.sequence is not None:
+            newest[entry.group] = max(entry.sequence, newest.get(entry.group, entry.sequence))
+    return newest
+
+
+def _anonymous_load_moves(pair: Pair) -> Iterator[Progress]:
+    a, b = pair.before, pair.after
+    if a.io is not None and b.io is not None and pair.seconds:
+        rate = max(b.io.read_chars - a.io.read_chars, b.io.read_bytes - a.io.read_bytes) / pair.seconds
+        if rate >= LOAD_RATE_BYTES_S:
+            yield Progress(ProgressClass.PROOF, "reads weights", rate, "bytes/s")
+    major = _delta(a.major_faults, b.major_faults)
+    if major:
+        yield Progress(ProgressClass.PROOF, f"faulted in {major} more pages of mapped files from storage")
+    minor = _delta(a.minor_faults, b.minor_faults)
+    # A stuck loader's counters stood still to the unit over 4 s, a slow one's moved by hundreds (measured).
+    if minor is not None and minor >= 64:
+        yield Progress(ProgressClass.WEAK, f"touched {minor} more pages")
+
+
+def _weak_moves(pair: Pair) -> Iterator[Progress]:
+    a, b = pair.before, pair.after
+    growth = _delta(a.rss_bytes, b.rss_bytes)
+    if growth is not None and growth >= MIB:
+        rate = growth / pair.seconds if pair.seconds else None
+        yield Progress(ProgressClass.WEAK, "memory grows", rate, "bytes/s")
+    cpu = _delta(_cpu_ticks(a), _cpu_ticks(b))
+    if cpu:
+        yield Progress(ProgressClass.ACTIVITY, "uses the CPU")
+
+
+def compile_progress(before: Sequence[Process], after: Sequence[Process], seconds: float) -> Progress:
+    """What the compilers below one process did between two looks."""
+    if not before and not after:
+        return Progress(ProgressClass.NONE)
+    old = {(p.pid, p.start_ticks): p for p in before}
+    new = {(p.pid, p.start_ticks): p for p in after}
+    started, ended = new.keys() - old.keys(), old.keys() - new.keys()
+    names = ", ".join(sorted({p.comm or "?" for p in after})) or "all"
+    if started and ended:
+        return Progress(
+            ProgressClass.PROOF, f"{len(ended)} build steps ended and {len(started)} began ({names})"
+        )
+    if started or ended:
+        verb = "began" if started else "ended"
+        return Progress(ProgressClass.PROOF, f"{len(started or ended)} build steps {verb} ({names})")
+    grew = [p for key, p in new.items() if (_delta(_cpu_ticks(old[key]), _cpu_ticks(p)) or 0) > 0]
+    if grew:
+        busy = ", ".join(sorted({p.comm or "?" for p in grew}))
+        return Progress(ProgressClass.WEAK, f"{busy} uses the CPU")
+    return Progress(ProgressClass.NONE, f"{names} does nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class LogMove:
+    """What a log did over all looks."""
+
+    kind: ProgressClass
+    text: str | None
+    """The newest line that is news."""
+
+
+def log_progress(snapshots: Sequence[Snapshot]) -> LogMove:
+    """Whether the target's logs say something new: numbers that advance are proof, repeated text is not."""
+    best = LogMove(ProgressClass.NONE, None)
+    for earlier, later in pairwise(snapshots):
+        old = {log.path: log for log in earlier.logs}
+        for log in later.logs:
+            previous = old.get(log.path)
+            if previous is not None and log.size_bytes != previous.size_bytes:
+                move = _compare_logs(previous, log)
+                if _ORDER.index(move.kind) <= _ORDER.index(best.kind):
+                    best = move
+    return best
+
+
+def _compare_logs(before: LogTail, after: LogTail) -> LogMove:
+    seen = set(before.lines)
+    fresh = [line for line in after.lines if line not in seen]
+    if not fresh:
+        return LogMove(ProgressClass.ACTIVITY, None)
+    masks = {_mask(line): line for line in before.lines}
+    for line in reversed(fresh):
+        twin = masks.get(_mask(line))
+        if twin is None:
+            return LogMove(ProgressClass.WEAK, line)
+        if _numbers(line) != _numbers(twin):
+            return LogMove(ProgressClass.PROOF, line)
+    return LogMove(ProgressClass.ACTIVITY, fresh[-1])
+
+
+def _mask(line: str) -> str:
+    return _NUMBER.sub("#", _CLOCK.sub("@", line))
+
+
+def _numbers(line: str) -> list[str]:
+    return _NUMBER.findall(_CLOCK.sub("@", line))
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def _delta(before: int | None, after: int | None) -> int | None:
+    if before is None or after is None:
+        return None
+    return after - before
+
+
+def _cpu_ticks(process: Process) -> int | None:
+    if process.user_ticks is None or process.system_ticks is None:
+        return None
+    return process.user_ticks + process.system_ticks

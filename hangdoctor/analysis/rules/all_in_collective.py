@@ -1,0 +1,67 @@
+"""Every rank stands in the same collective or rendezvous and nothing moves: all came, the data does not."""
+
+from __future__ import annotations
+
+from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
+from hangdoctor.analysis.folding import fold_labels
+from hangdoctor.analysis.judge import LEAST_STILLNESS_S
+from hangdoctor.analysis.waits import collective_name, in_collective, is_idle, is_settled
+from hangdoctor.case import Case, Member
+from hangdoctor.model import Activity
+from hangdoctor.report import Cause, Confidence, Kind
+
+
+def check(situation: Situation) -> Finding | None:
+    """Fires when all ranks are in one wait for each other over all looks, and none is missing here."""
+    case = situation.case
+    ranks = case.ranks
+    if not ranks or not all(is_settled(m.lead) and not is_idle(m) for m in ranks):
+        return None
+    if all(in_collective(m) for m in ranks) and len({collective_name(m) for m in ranks}) == 1:
+        return _statement(case, ranks, Cause.ALL_IN_COLLECTIVE, f"in {collective_name(ranks[0])}")
+    if all(_is_meeting(m) for m in ranks):
+        title = ranks[0].aspect.title if ranks[0].aspect else "meeting"
+        return _statement(case, ranks, Cause.MISSING_PEER, f"in the same rendezvous ({title})")
+    return None
+
+
+def _is_meeting(member: Member) -> bool:
+    phases = [p for p in (member.aspect, member.phase) if p is not None]
+    lead = member.lead
+    return (
+        lead is not None
+        and lead.last.activity is not Activity.WAIT_COLLECTIVE
+        and any(p.waits_for == "peers" for p in phases)
+    )
+
+
+def _statement(case: Case, ranks: tuple[Member, ...], cause: Cause, where: str) -> Finding:
+    labels = fold_labels(m.label for m in ranks)
+    missing = (case.expected_world or 0) - len(ranks)
+    suspects = tuple(Suspect(m, m.lead) for m in ranks)
+    if missing > 0:
+        cause, where = Cause.MISSING_PEER, f"{where}; {missing} more ranks are expected and not on this host"
+    because = f"{labels} are all {where} and none of them moves"
+    budget = max(
+        (p.budget_s or 0.0 for m in ranks for p in (m.aspect, m.phase) if p is not None), default=0.0
+    )
+    if case.look_count < 2 or case.window_s < LEAST_STILLNESS_S:
+        return Finding(
+            Kind.UNKNOWN,
+            Confidence.POSSIBLE,
+            cause,
+            because,
+            suspects,
+            decider="a second look, some seconds later",
+        )
+    confidence = Confidence.LIKELY if case.window_s >= budget else Confidence.POSSIBLE
+    return Finding(Kind.HUNG, confidence, cause, because, suspects)
+
+
+RULE = Rule(
+    id="all-in-collective",
+    order=60,
+    summary="All ranks wait for each other in the same place: transport, a missing host, or different instances.",
+    refuted_by="any rank leaving the collective, or the missing rank joining from another host",
+    check=check,
+)

@@ -1,0 +1,46 @@
+"""Nothing is owed to anybody: the job idles, or serves and moves."""
+
+from __future__ import annotations
+
+from hangdoctor.analysis.findings import Finding, Rule, Situation
+from hangdoctor.analysis.folding import fold_labels
+from hangdoctor.analysis.waits import is_idle, is_stopped
+from hangdoctor.case import Member, Movement
+from hangdoctor.knowledge.catalogue import Stage
+from hangdoctor.report import Cause, Confidence, Kind, ProgressClass
+
+
+def check(situation: Situation) -> Finding | None:
+    """Fires when every rank and supervisor idles or serves, and at least one was really seen to."""
+    case = situation.case
+    members = [m for m in case.principals if m.lead is not None]
+    if not members or any(is_stopped(m) for m in members):
+        return None
+    idle = [m for m in members if is_idle(m)]
+    serving = [m for m in members if not is_idle(m) and _serves(m)]
+    if len(idle) + len(serving) < len(members):
+        return None
+    confidence = Confidence.LIKELY if case.look_count > 1 else Confidence.POSSIBLE
+    if serving:
+        because = f"{fold_labels(m.label for m in serving)} serves: its steps move on"
+        return Finding(Kind.READY, confidence, Cause.SERVING, because)
+    if case.look_count > 1 and all(m.lead is None or m.lead.movement is not Movement.UNKNOWN for m in idle):
+        confidence = Confidence.CERTAIN
+    because = f"{fold_labels(m.label for m in idle)} waits for work in its own main loop"
+    return Finding(Kind.READY, confidence, Cause.IDLE, because)
+
+
+def _serves(member: Member) -> bool:
+    phase, lead = member.phase, member.lead
+    if phase is None or lead is None or phase.stage not in (Stage.SERVING, Stage.IDLE):
+        return False
+    return lead.movement in (Movement.MOVING, Movement.CYCLING) or member.progress.kind is ProgressClass.PROOF
+
+
+RULE = Rule(
+    id="ready",
+    order=70,
+    summary="Every rank and supervisor waits for work or moves through requests.",
+    refuted_by="a request that does not come back although it was accepted",
+    check=check,
+)

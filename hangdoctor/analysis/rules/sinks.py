@@ -1,0 +1,60 @@
+"""Judge the threads at which all waiting ends: the main road to a verdict."""
+
+from __future__ import annotations
+
+from hangdoctor.analysis.findings import Finding, Rule, Situation
+from hangdoctor.analysis.judge import judge
+from hangdoctor.report import Confidence, Kind, ProgressClass
+
+_CONFIDENCE = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
+
+
+def check(situation: Situation) -> Finding | None:
+    """Fires when a suspect is stuck, slow, or remarkable without being provable."""
+    findings = [
+        finding
+        for suspect in situation.suspects
+        if (finding := judge(situation.case, suspect, situation.is_waited_for)) is not None
+    ]
+    if not findings:
+        return None
+    best = min(findings, key=_rank)
+    alike = [f for f in findings if f.kind is best.kind and f.cause is best.cause]
+    suspects = tuple(s for f in alike for s in f.suspects)
+    return Finding(
+        best.kind,
+        best.confidence,
+        best.cause,
+        best.because,
+        suspects,
+        best.progress,
+        best.decider,
+        best.command,
+    )
+
+
+def _rank(finding: Finding) -> tuple[int, int]:
+    """Proven progress anywhere beats a suspected hang elsewhere: the motionless one may wait for the moving one."""
+    moving = finding.progress is not None and finding.progress.kind in (
+        ProgressClass.PROOF,
+        ProgressClass.WEAK,
+    )
+    sure = _CONFIDENCE.index(finding.confidence)
+    if finding.kind is Kind.HUNG and finding.confidence is Confidence.CERTAIN:
+        return 0, sure
+    if finding.kind is Kind.SLOW and moving and finding.confidence is not Confidence.POSSIBLE:
+        return 1, sure
+    if finding.kind is Kind.HUNG:
+        return 2, sure
+    if finding.kind is Kind.SLOW:
+        return 3, sure
+    return 4, sure
+
+
+RULE = Rule(
+    id="sinks",
+    order=50,
+    summary="All waiting ends at these threads; they are stuck, slow, or busy without proof.",
+    refuted_by="the named thread moving on, or proof of progress in a longer look",
+    check=check,
+)

@@ -1,0 +1,133 @@
+"""Ask the rules in order, then put the first answer into words with its culprits, victims and evidence."""
+
+from __future__ import annotations
+
+from hangdoctor.analysis.describe import doing, name_frame, name_member, name_thread
+from hangdoctor.analysis.evidence import EvidenceBook, cite_suspect, cite_victims
+from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
+from hangdoctor.analysis.folding import fold_labels
+from hangdoctor.analysis.progress import log_progress
+from hangdoctor.analysis.rules import all_rules
+from hangdoctor.analysis.suspects import find_suspects
+from hangdoctor.analysis.waits import Node, build_graph, is_dead, is_stopped
+from hangdoctor.case import Case, Member, naming_frame
+from hangdoctor.report import Confidence, Culprit, Kind, Verdict, Victim
+
+_MOST_CULPRITS = 8
+
+
+def assess(case: Case) -> Situation:
+    """Everything the rules look at."""
+    graph = build_graph(case)
+    suspects, is_waited_for = find_suspects(case, graph)
+    return Situation(case, graph, suspects, is_waited_for, log_progress(case.capture.snapshots))
+
+
+def decide(situation: Situation) -> tuple[Rule, Finding, tuple[tuple[Rule, Finding], ...]]:
+    """The first rule that speaks, and the others that would have spoken too."""
+    spoken = [(rule, finding) for rule in all_rules() if (finding := rule.check(situation)) is not None]
+    (rule, finding), *others = spoken
+    return rule, finding, tuple(others)
+
+
+def write_verdict(situation: Situation, book: EvidenceBook) -> tuple[Verdict, Finding]:
+    """The verdict in words. Evidence is added to ``book`` in the order it is cited."""
+    rule, finding, others = decide(situation)
+    culprits = tuple(_culprit(situation, book, s) for s in finding.suspects[:_MOST_CULPRITS])
+    victims = _victims(situation, finding)
+    if victims:
+        cite_victims(book, fold_labels(m.label for m in victims), victims)
+    confidence = finding.confidence
+    if finding.kind is Kind.HUNG and situation.case.look_count < 2 and not _needs_one_look(finding):
+        confidence = Confidence.POSSIBLE
+    verdict = Verdict(
+        kind=finding.kind,
+        confidence=confidence,
+        cause=finding.cause,
+        summary=summarize(finding, victims),
+        culprits=culprits,
+        victims=tuple(_victim(situation, m) for m in victims),
+        progress=finding.progress,
+        refuted_by=(rule.refuted_by,),
+        alternatives=tuple(
+            f"{f.kind.value} ({f.confidence.value}): {f.because}"
+            for r, f in others
+            if r.id != "undecided" and (f.kind, f.cause) != (finding.kind, finding.cause)
+        ),
+        rule=rule.id,
+    )
+    return verdict, finding
+
+
+def _needs_one_look(finding: Finding) -> bool:
+    return all(is_stopped(s.member) or is_dead(s.member) for s in finding.suspects)
+
+
+def summarize(finding: Finding, victims: tuple[Member, ...]) -> str:
+    """One sentence: who does what, why that decides, who waits."""
+    because = finding.because
+    if len(finding.suspects) == 1:
+        suspect = finding.suspects[0]
+        text = f"{name_member(suspect.member)} {doing(suspect)}"
+        if not because.startswith(suspect.member.label):
+            text += f": {because}"
+    elif finding.suspects:
+        labels = fold_labels(s.member.label for s in finding.suspects)
+        text = because if because.startswith(labels) else f"{labels}: {because}"
+    else:
+        text = because[:1].upper() + because[1:]
+    if victims:
+        verb = "waits" if len(victims) == 1 else "wait"
+        text += f"; {fold_labels(m.label for m in victims)} {verb} for it"
+    return text
+
+
+def _victims(situation: Situation, finding: Finding) -> tuple[Member, ...]:
+    """Members that reach a culprit along wait edges; supervisors after ranks."""
+    guilty = {s.member.key for s in finding.suspects}
+    nodes: list[Node] = []
+    for suspect in finding.suspects:
+        nodes += situation.graph.waiters_on(suspect.node)
+    keys = {node.key for node in nodes} - guilty
+    found = [m for m in situation.case.members if m.key in keys]
+    return tuple(sorted(found, key=lambda m: (m.kind.value != "rank", m.label)))
+
+
+def _culprit(situation: Situation, book: EvidenceBook, suspect: Suspect) -> Culprit:
+    member, track = suspect.member, suspect.track
+    view = track.last if track else None
+    return Culprit(
+        pid=member.pid,
+        tid=track.tid if track else None,
+        thread=name_thread(track),
+        role=member.role.id,
+        rank=member.rank,
+        phase=view.match.phase.id if view and view.match else None,
+        frame=naming_frame(view) if view else None,
+        doing=doing(suspect),
+        evidence=cite_suspect(book, situation.case, suspect),
+        stack=view.thread.stack.frames if view and view.thread.stack else (),
+        host=member.key.host,
+    )
+
+
+def _victim(situation: Situation, member: Member) -> Victim:
+    pids = [
+        e.holder.key.pid
+        for e in situation.graph.edges
+        if e.waiter.key == member.key and e.holder is not None and e.holder.key != member.key
+    ]
+    return Victim(
+        pid=member.pid,
+        role=member.role.id,
+        rank=member.rank,
+        waits_for=tuple(dict.fromkeys(pids)),
+        phase=member.phase.id if member.phase else None,
+        frame=member.frame,
+        host=member.key.host,
+    )
+
+
+def where(member: Member) -> str:
+    """The frame of a member, for sentences."""
+    return name_frame(member.frame) if member.frame else "?"

@@ -1,0 +1,258 @@
+"""The verdict on hand-built jobs. Every rule has a twin in which one fact is flipped and it must fall silent."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from hangdoctor.analysis import diagnose
+from hangdoctor.knowledge import Knowledge, load_knowledge
+from hangdoctor.model import FlightEntry, LockWait, Method, OpenFile, SpinSample, Stack, Thread
+from hangdoctor.report import Cause, Confidence, Kind, Report
+from tests.captures import (
+    FUTEX,
+    FUTEX_TIMED,
+    RUNNING,
+    SLEEP,
+    Looks,
+    capture,
+    frames,
+    in_collective,
+    rank,
+)
+
+WORLD = 7
+ODD = 5
+LOADING = frames("load_shard /job/data.py:19", "main /job/train.py:44", "<module> /job/train.py:60")
+
+
+@cache
+def knowledge() -> Knowledge:
+    return load_knowledge()
+
+
+def diagnosis(processes: list[Looks], **options: object) -> Report:
+    return diagnose(capture(processes, **options), knowledge())  # type: ignore[arg-type]
+
+
+def job(odd: Looks, victim_facts: dict[str, object] | None = None) -> list[Looks]:
+    """Six ranks in all_reduce and one that the test describes."""
+    facts = victim_facts or {"syscall": FUTEX_TIMED}
+    return [odd if n == ODD else rank(n, WORLD, [in_collective()], **facts) for n in range(WORLD)]
+
+
+def culprit_ranks(report: Report) -> set[int | None]:
+    return {c.rank.global_rank if c.rank else None for c in report.verdict.culprits}
+
+
+def answer(report: Report) -> tuple[Kind, Cause | None, set[int | None]]:
+    return report.verdict.kind, report.verdict.cause, culprit_ranks(report)
+
+
+# -- the rank outside the collective -------------------------------------------------------------
+
+
+def test_a_rank_asleep_outside_the_collective_is_the_laggard() -> None:
+    report = diagnosis(job(rank(ODD, WORLD, [LOADING], syscall=SLEEP, last_ran_s=12.0)))
+    assert answer(report) == (Kind.HUNG, Cause.LAGGARD, {ODD})
+    assert report.verdict.confidence is Confidence.LIKELY
+    culprit = report.verdict.culprits[0]
+    assert culprit.frame is not None and culprit.frame.function == "load_shard"
+    assert len(report.verdict.victims) == WORLD - 1
+
+
+def test_twin_all_ranks_pass_through_collectives() -> None:
+    steps = [in_collective(caller=f"train_step /job/train.py:{n}") for n in (31, 32, 33)]
+    ranks = [rank(n, WORLD, steps, cpu_s=2.0, switches=900) for n in range(WORLD)]
+    assert diagnosis(ranks).verdict.kind is not Kind.HUNG
+
+
+def test_a_laggard_seen_only_once_is_named_but_not_called_hung() -> None:
+    report = diagnosis(job(rank(ODD, WORLD, [LOADING], syscall=SLEEP)), offsets=(0.0,))
+    assert report.verdict.kind is Kind.UNKNOWN
+    assert culprit_ranks(report) == {ODD}
+    assert any("second look" in step.text for step in report.next_steps)
+
+
+def test_a_rank_that_computes_outside_the_collective_is_slow() -> None:
+    stacks = [frames(f"dequantize /job/q.py:{n}", "main /job/train.py:44") for n in (7, 9, 12)]
+    spin = SpinSample(samples=400, recurrence=0.01)
+    report = diagnosis(job(rank(ODD, WORLD, stacks, cpu_s=5.0, syscall=RUNNING, state="R", spin=spin)))
+    assert answer(report) == (Kind.SLOW, Cause.LAGGARD, {ODD})
+
+
+def test_twin_a_busy_rank_without_proof_is_not_called_slow_or_hung() -> None:
+    stacks = [frames("poll_flag /job/q.py:7", "main /job/train.py:44")]
+    report = diagnosis(job(rank(ODD, WORLD, stacks, cpu_s=5.0, syscall=RUNNING, state="R")))
+    assert answer(report) == (Kind.UNKNOWN, Cause.LAGGARD, {ODD})
+
+
+def test_a_rank_whose_registers_repeat_spins() -> None:
+    spin = SpinSample(samples=400, recurrence=0.97)
+    stacks = [frames("poll_flag /job/q.py:7", "main /job/train.py:44")]
+    report = diagnosis(job(rank(ODD, WORLD, stacks, cpu_s=5.0, syscall=RUNNING, state="R", spin=spin)))
+    assert answer(report) == (Kind.HUNG, Cause.SPIN, {ODD})
+
+
+# -- stopped, dead, missing ----------------------------------------------------------------------
+
+
+def test_a_stopped_rank_is_certain_although_its_stack_shows_the_collective() -> None:
+    report = diagnosis(job(rank(ODD, WORLD, [in_collective()], state="T")))
+    assert answer(report) == (Kind.HUNG, Cause.STOPPED_PROCESS, {ODD})
+    assert report.verdict.confidence is Confidence.CERTAIN
+    assert any(step.command == f"kill -CONT {4000 + ODD}" for step in report.next_steps)
+
+
+def test_twin_a_rank_that_was_stopped_and_runs_again_is_not_accused() -> None:
+    stacks = [in_collective(caller=f"train_step /job/train.py:{n}") for n in (31, 32, 33)]
+    ranks = [
+        rank(n, WORLD, stacks, cpu_s=1.0, switches=900, state=["T", "S", "S"] if n == ODD else "S")
+        for n in range(WORLD)
+    ]
+    assert diagnosis(ranks).verdict.cause is not Cause.STOPPED_PROCESS
+
+
+def test_a_zombie_rank_is_dead() -> None:
+    report = diagnosis(job(rank(ODD, WORLD, [None], state="Z", syscall=None)))
+    assert answer(report) == (Kind.HUNG, Cause.DEAD_PROCESS, {ODD})
+
+
+def test_a_rank_that_vanished_between_looks_is_dead() -> None:
+    report = diagnosis(job(rank(ODD, WORLD, [LOADING], present=[True, False, False])))
+    assert answer(report) == (Kind.HUNG, Cause.DEAD_PROCESS, {ODD})
+
+
+def test_a_rank_that_never_came_is_missing() -> None:
+    ranks = [
+        rank(n, WORLD, [in_collective()], syscall=FUTEX_TIMED) for n in range(WORLD) if n != ODD
+    ]
+    for looks in ranks:
+        looks.environ["LOCAL_WORLD_SIZE"] = str(WORLD)
+    report = diagnosis(ranks)
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.DEAD_PROCESS)
+    assert f"missing: {ODD}" in report.verdict.summary
+
+
+# -- locks ---------------------------------------------------------------------------------------
+
+
+def lock_thread(tid: int, name: str, owner: int | None, how: str | None = "value-stack") -> Thread:
+    stack = Stack(frames(f"{name} /job/app.py:13", "Thread.run threading.py:982"), Method.PY_SPY_NONBLOCKING)
+    lock = LockWait("threading.Lock", 0x7F00 + tid, owner_tid=owner, owner_pid=None, owner_how=how)
+    return Thread(tid=tid, name=name, comm="python", state="S", stack=stack, syscall=FUTEX, lock=lock)
+
+
+def test_two_threads_that_hold_each_others_lock_are_a_cycle() -> None:
+    main = frames("Thread.join threading.py:1100", "<module> /job/app.py:30")
+    threads = (lock_thread(4101, "one", 4102), lock_thread(4102, "two", 4101))
+    report = diagnosis([Looks(4100, [main], extra_threads=threads)])
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.LOCK_CYCLE)
+    assert report.verdict.confidence is Confidence.CERTAIN
+    assert {c.tid for c in report.verdict.culprits} == {4101, 4102}
+
+
+def test_twin_a_chain_of_locks_that_ends_is_no_cycle() -> None:
+    main = frames("Thread.join threading.py:1100", "<module> /job/app.py:30")
+    threads = (lock_thread(4101, "one", 4102), lock_thread(4102, "two", None, None))
+    report = diagnosis([Looks(4100, [main], extra_threads=threads)])
+    assert report.verdict.cause is not Cause.LOCK_CYCLE
+
+
+def test_a_rank_in_a_lock_is_named_with_the_frame_that_wants_it() -> None:
+    wanting = frames("reserve_slot /job/offload.py:88", "main /job/train.py:44")
+    report = diagnosis(job(rank(ODD, WORLD, [wanting])))
+    assert answer(report) == (Kind.HUNG, Cause.LOCK_HELD, {ODD})
+    assert report.verdict.culprits[0].frame is not None
+    assert report.verdict.culprits[0].frame.function == "reserve_slot"
+
+
+def test_a_rank_that_holds_the_gil_and_sleeps() -> None:
+    native = frames("call_native /job/ext.py:5", "main /job/train.py:44")
+    report = diagnosis(job(rank(ODD, WORLD, [native], syscall=SLEEP, owns_gil=True)))
+    assert answer(report) == (Kind.HUNG, Cause.GIL_HELD, {ODD})
+
+
+# -- collectives ---------------------------------------------------------------------------------
+
+
+def test_one_rank_in_another_collective_is_a_mismatch() -> None:
+    report = diagnosis(job(rank(ODD, WORLD, [in_collective("all_gather")], syscall=FUTEX_TIMED)))
+    assert answer(report) == (Kind.HUNG, Cause.COLLECTIVE_MISMATCH, {ODD})
+
+
+def entry(sequence: int, op: str = "gloo:all_reduce") -> tuple[FlightEntry, ...]:
+    return (FlightEntry("0", op, sequence, state="pending"),)
+
+
+def test_the_flight_recorder_tells_equal_stacks_apart() -> None:
+    ranks = [
+        rank(
+            n,
+            WORLD,
+            [in_collective()],
+            syscall=FUTEX_TIMED,
+            flight=[entry(3 if n == ODD else 4)] * 3,
+        )
+        for n in range(WORLD)
+    ]
+    report = diagnosis(ranks)
+    assert answer(report) == (Kind.HUNG, Cause.COLLECTIVE_MISMATCH, {ODD})
+    assert report.verdict.confidence is Confidence.CERTAIN
+
+
+def test_twin_all_ranks_in_the_same_collective_names_nobody_alone() -> None:
+    ranks = [rank(n, WORLD, [in_collective()], syscall=FUTEX_TIMED, flight=[entry(4)] * 3) for n in range(WORLD)]
+    report = diagnosis(ranks)
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.ALL_IN_COLLECTIVE)
+    assert len(report.verdict.culprits) == WORLD
+
+
+# -- progress ------------------------------------------------------------------------------------
+
+
+def shard(position: int) -> tuple[OpenFile, ...]:
+    path = "/models/m/model-00012-of-00061.safetensors"
+    return (OpenFile(9, path, "file", position=position, size_bytes=1 << 30, access="r"),)
+
+
+def test_a_file_position_that_advances_makes_the_laggard_slow() -> None:
+    facts = {"files": [shard(n << 20) for n in (100, 160, 300)], "syscall": RUNNING, "state": "R"}
+    report = diagnosis(job(rank(ODD, WORLD, [LOADING], **facts)))
+    assert report.verdict.kind is Kind.SLOW
+    assert culprit_ranks(report) == {ODD}
+    progress = report.verdict.progress
+    assert progress is not None and progress.percent == pytest.approx(100 * 300 / 1024, abs=0.1)
+    assert progress.eta_s == pytest.approx((1024 - 300) / (140 / 7), rel=0.01)
+    assert "shard 12 of 61" in (progress.what or "")
+
+
+def test_twin_a_file_position_that_stands_still_is_no_progress() -> None:
+    facts = {"files": [shard(100 << 20)] * 3, "syscall": SLEEP}
+    assert diagnosis(job(rank(ODD, WORLD, [LOADING], **facts))).verdict.kind is Kind.HUNG
+
+
+# -- ready ---------------------------------------------------------------------------------------
+
+QUEUE = frames(
+    "Condition.wait threading.py:327", "Queue.get queue.py:171", "worker /job/serve.py:12", "<module> /job/serve.py:30"
+)
+
+
+def test_ranks_that_wait_for_work_are_ready() -> None:
+    report = diagnosis([rank(n, WORLD, [QUEUE]) for n in range(WORLD)])
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.READY, Cause.IDLE)
+    assert report.verdict.culprits == ()
+
+
+def test_twin_a_rank_that_idles_while_its_peers_are_in_a_collective_is_the_culprit() -> None:
+    report = diagnosis(job(rank(ODD, WORLD, [QUEUE])))
+    assert answer(report) == (Kind.HUNG, Cause.LAGGARD, {ODD})
+
+
+def test_every_claim_cites_evidence_that_exists() -> None:
+    report = diagnosis(job(rank(ODD, WORLD, [LOADING], syscall=SLEEP, last_ran_s=12.0)))
+    known = {e.id for e in report.evidence}
+    cited = {i for c in report.verdict.culprits for i in c.evidence}
+    assert cited and cited <= known
