@@ -125,9 +125,7 @@ def test_a_rank_that_vanished_between_looks_is_dead() -> None:
 
 
 def test_a_rank_that_never_came_is_missing() -> None:
-    ranks = [
-        rank(n, WORLD, [in_collective()], syscall=FUTEX_TIMED) for n in range(WORLD) if n != ODD
-    ]
+    ranks = [rank(n, WORLD, [in_collective()], syscall=FUTEX_TIMED) for n in range(WORLD) if n != ODD]
     for looks in ranks:
         looks.environ["LOCAL_WORLD_SIZE"] = str(WORLD)
     report = diagnosis(ranks)
@@ -203,7 +201,9 @@ def test_the_flight_recorder_tells_equal_stacks_apart() -> None:
 
 
 def test_twin_all_ranks_in_the_same_collective_names_nobody_alone() -> None:
-    ranks = [rank(n, WORLD, [in_collective()], syscall=FUTEX_TIMED, flight=[entry(4)] * 3) for n in range(WORLD)]
+    ranks = [
+        rank(n, WORLD, [in_collective()], syscall=FUTEX_TIMED, flight=[entry(4)] * 3) for n in range(WORLD)
+    ]
     report = diagnosis(ranks)
     assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.ALL_IN_COLLECTIVE)
     assert len(report.verdict.culprits) == WORLD
@@ -236,7 +236,10 @@ def test_twin_a_file_position_that_stands_still_is_no_progress() -> None:
 # -- ready ---------------------------------------------------------------------------------------
 
 QUEUE = frames(
-    "Condition.wait threading.py:327", "Queue.get queue.py:171", "worker /job/serve.py:12", "<module> /job/serve.py:30"
+    "Condition.wait threading.py:327",
+    "Queue.get queue.py:171",
+    "worker /job/serve.py:12",
+    "<module> /job/serve.py:30",
 )
 
 

@@ -9,6 +9,7 @@ from hangdoctor.analysis.describe import moved, name_thread
 from hangdoctor.analysis.evidence import EvidenceBook
 from hangdoctor.analysis.findings import Finding, Situation
 from hangdoctor.analysis.folding import fold_labels
+from hangdoctor.analysis.matches import known_matches
 from hangdoctor.analysis.nccl import read_nccl_env
 from hangdoctor.analysis.next_steps import next_steps
 from hangdoctor.analysis.verdict import assess, write_verdict
@@ -47,6 +48,7 @@ def write_report(case: Case, knowledge: Knowledge) -> Report:
         evidence=book.entries,
         gaps=_gaps(case),
         next_steps=next_steps(situation, finding),
+        matches=known_matches(case, knowledge, finding),
         log_tail=_log_tail(case),
         timings=_timings(case),
     )

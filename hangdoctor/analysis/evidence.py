@@ -6,7 +6,7 @@ from hangdoctor.analysis.describe import name_member, name_stack, name_thread
 from hangdoctor.analysis.findings import Suspect
 from hangdoctor.analysis.progress import same_stack
 from hangdoctor.case import Case, Member, ThreadTrack
-from hangdoctor.model import Stack
+from hangdoctor.model import FlightEntry, Stack
 from hangdoctor.report import Evidence, ProgressClass
 
 
@@ -56,10 +56,25 @@ def cite_suspect(book: EvidenceBook, case: Case, suspect: Suspect) -> tuple[str,
                 f"no file, byte, page or compile step moved in {case.window_s:.0f} s",
             )
         )
+    for entry in _newest_entries(member):
+        text = (
+            f"group {entry.group}: newest collective is #{entry.sequence} {entry.op} ({entry.state or '?'})"
+        )
+        ids.append(book.cite(subject, "flight recorder", text))
     for child in member.compilers[:4]:
         text = f"child {child.comm} (pid {child.pid}), state {child.state}"
         ids.append(book.cite(subject, "/proc", text))
     return tuple(ids)
+
+
+def _newest_entries(member: Member) -> list[FlightEntry]:
+    """One entry a process group, the newest."""
+    newest: dict[str, FlightEntry] = {}
+    for entry in member.last.flight:
+        known = newest.get(entry.group)
+        if entry.sequence is not None and (known is None or entry.sequence >= (known.sequence or 0)):
+            newest[entry.group] = entry
+    return list(newest.values())[:4]
 
 
 def _tracer(member: Member) -> str:

@@ -64,10 +64,9 @@ def phase_cause(suspect: Suspect) -> Cause | None:
     view = suspect.track.last if suspect.track else None
     if view is None or view.match is None:
         return None
-    for phase in (view.match.aspect, view.match.phase):
-        if phase is not None and phase.cause is not None:
-            return Cause(phase.cause)
-    return None
+    causes = [Cause(p.cause) for p in (view.match.aspect, view.match.phase) if p is not None and p.cause]
+    # The work beats the wait inside it: a lock taken while dequantizing is still dequantizing.
+    return next((cause for cause in causes if cause in _SLOW_CAUSES), causes[0] if causes else None)
 
 
 def _serves(suspect: Suspect) -> bool:
@@ -142,8 +141,9 @@ def _lacks_its_lock_file(case: Case, suspect: Suspect, waited: bool) -> Finding 
 def _waits_for_lock(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
     if suspect.track is None or suspect.track.last.activity is not Activity.WAIT_LOCK:
         return None
-    if _movement(suspect) is Movement.MOVING:
-        return None
+    aspect = suspect.member.aspect if suspect.track is suspect.member.lead else None
+    if _movement(suspect) is Movement.MOVING or (aspect is not None and aspect.waits_for == "thread"):
+        return None  # joining a thread of its own is an ordinary way to spend a life
     return _stuck(case, suspect, Cause.LOCK_HELD, "it waits for a lock whose holder is not recorded", waited)
 
 

@@ -196,8 +196,8 @@ def _load(file: OpenFile, position: int, size: int, rate: float | None) -> Progr
 
 
 def _collective_moves(pair: Pair) -> Iterator[Progress]:
-    before = _newest(pair.before.flight)
-    for group, sequence in _newest(pair.after.flight).items():
+    before = newest_sequences(pair.before.flight)
+    for group, sequence in newest_sequences(pair.after.flight).items():
         if group in before and sequence > before[group]:
             done = sequence - before[group]
             yield Progress(
@@ -208,7 +208,8 @@ def _collective_moves(pair: Pair) -> Iterator[Progress]:
             )
 
 
-def _newest(entries: Sequence[FlightEntry]) -> dict[str, int]:
+def newest_sequences(entries: Sequence[FlightEntry]) -> dict[str, int]:
+    """The highest sequence number that the Flight Recorder holds for each process group."""
     newest: dict[str, int] = {}
     for entry in entries:
         if entry.sequence is not None:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from hangdoctor.analysis.cycles import find_cycles
+from hangdoctor.analysis.progress import newest_sequences
 from hangdoctor.case import Case, Key, Member, Movement, ThreadTrack
 from hangdoctor.knowledge.catalogue import RoleKind, Stage
 from hangdoctor.model import Activity, Rank
@@ -235,7 +236,7 @@ def _collective_edges(case: Case, member: Member) -> Iterator[Edge]:
     near = [m for m in peers if same_group(member.rank, m.rank)]
     outside = _outside(near, name) or _outside(peers, name)
     for peer in outside:
-        sure = is_stopped(peer) or is_dead(peer)
+        sure = is_stopped(peer) or is_dead(peer) or is_behind(peer, member)
         yield Edge(
             EdgeKind.COLLECTIVE,
             lead_node(member),
@@ -256,6 +257,12 @@ def _collective_edges(case: Case, member: Member) -> Iterator[Edge]:
         )
 
 
+def is_behind(peer: Member, member: Member) -> bool:
+    """Whether the Flight Recorder shows ``peer`` at a lower number than ``member`` in a group both are in."""
+    theirs, ours = newest_sequences(peer.last.flight), newest_sequences(member.last.flight)
+    return any(theirs[group] < ours[group] for group in theirs.keys() & ours.keys())
+
+
 def _outside(peers: Sequence[Member], name: str | None) -> list[Member]:
     return [p for p in peers if not (in_collective(p) and collective_name(p) == name)]
 
@@ -269,8 +276,11 @@ def _phase_edges(case: Case, member: Member) -> Iterator[Edge]:
     lead = member.lead
     if phase is None or lead is None or lead.last.activity is Activity.WAIT_COLLECTIVE:
         return
-    waits_for = phase.waits_for or (aspect.waits_for if aspect else None)
-    if waits_for is None or phase.stage is Stage.IDLE:
+    if phase.server == "python" or phase.stage is Stage.IDLE:
+        return  # a pipe or a queue does not say who is at its other end; connections do
+    from_aspect = aspect.waits_for if aspect is not None and aspect.server != "python" else None
+    waits_for = phase.waits_for or from_aspect
+    if waits_for is None:
         return
     for other in _awaited(case, member, waits_for):
         yield Edge(

@@ -7,6 +7,7 @@ from hangdoctor.analysis.folding import fold_labels
 from hangdoctor.analysis.judge import LEAST_STILLNESS_S
 from hangdoctor.analysis.waits import collective_name, in_collective, is_idle, is_settled
 from hangdoctor.case import Case, Member
+from hangdoctor.knowledge.catalogue import Phase
 from hangdoctor.model import Activity
 from hangdoctor.report import Cause, Confidence, Kind
 
@@ -39,12 +40,16 @@ def _statement(case: Case, ranks: tuple[Member, ...], cause: Cause, where: str) 
     labels = fold_labels(m.label for m in ranks)
     missing = (case.expected_world or 0) - len(ranks)
     suspects = tuple(Suspect(m, m.lead) for m in ranks)
-    if missing > 0:
-        cause, where = Cause.MISSING_PEER, f"{where}; {missing} more ranks are expected and not on this host"
     because = f"{labels} are all {where} and none of them moves"
-    budget = max(
-        (p.budget_s or 0.0 for m in ranks for p in (m.aspect, m.phase) if p is not None), default=0.0
-    )
+    if missing > 0:
+        return Finding(
+            Kind.UNKNOWN,
+            Confidence.POSSIBLE,
+            Cause.MISSING_PEER,
+            f"{because}; {missing} more ranks are expected and were not seen here",
+            suspects,
+            decider=f"what the {missing} ranks elsewhere do: look at their hosts too",
+        )
     if case.look_count < 2 or case.window_s < LEAST_STILLNESS_S:
         return Finding(
             Kind.UNKNOWN,
@@ -54,13 +59,39 @@ def _statement(case: Case, ranks: tuple[Member, ...], cause: Cause, where: str) 
             suspects,
             decider="a second look, some seconds later",
         )
-    confidence = Confidence.LIKELY if case.window_s >= budget else Confidence.POSSIBLE
+    if _may_take_long(ranks) and case.window_s < _budget(ranks):
+        return Finding(
+            Kind.UNKNOWN,
+            Confidence.POSSIBLE,
+            Cause.INITIALIZING_NCCL,
+            f"{because} ({case.window_s:.0f} s; {_budget(ranks):.0f} s are not unusual)",
+            suspects,
+            decider="whether they are still there beyond that time",
+            command=f"hangdoctor attach {{pid}} --interval {_budget(ranks):.0f}",
+        )
+    # All members of a gloo or TCP meeting are there: it ends within a second, or never.
+    confidence = Confidence.LIKELY if cause is Cause.MISSING_PEER else Confidence.POSSIBLE
+    if case.window_s >= _budget(ranks):
+        confidence = Confidence.LIKELY
     return Finding(Kind.HUNG, confidence, cause, because, suspects)
+
+
+def _phases(ranks: tuple[Member, ...]) -> list[Phase]:
+    return [p for m in ranks for p in (m.aspect, m.phase) if p is not None]
+
+
+def _may_take_long(ranks: tuple[Member, ...]) -> bool:
+    """Communicator creation legitimately takes up to a minute on many GPUs, with every rank inside."""
+    return any(p.cause == Cause.INITIALIZING_NCCL.value for p in _phases(ranks))
+
+
+def _budget(ranks: tuple[Member, ...]) -> float:
+    return max((p.budget_s or 0.0 for p in _phases(ranks)), default=0.0)
 
 
 RULE = Rule(
     id="all-in-collective",
-    order=60,
+    order=45,
     summary="All ranks wait for each other in the same place: transport, a missing host, or different instances.",
     refuted_by="any rank leaving the collective, or the missing rank joining from another host",
     check=check,
