@@ -28,6 +28,8 @@ class Method(str, Enum):
     TRACEBACK = "traceback"
     FLIGHT_RECORDER = "flight-recorder"
     PASTED = "pasted text"
+    OTHER = "other"
+    """A method that this release does not know, in a bundle from a newer one."""
 
 
 class Activity(str, Enum):
@@ -86,6 +88,8 @@ class Syscall:
     is_timed: bool | None = None
     detail: str | None = None
     """The call as one readable clause: ``futex wait, private, no timeout``."""
+    fds: tuple[int, ...] = ()
+    """All descriptors it waits for: the set of a poll, select or epoll, else just ``fd``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +278,18 @@ class GpuProcess:
     pid: int
     memory_bytes: int | None = None
     sm_percent: float | None = None
+    how: str = "driver"
+    """Who says so: ``driver``, or ``device files`` where the driver numbers pids of another namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuError:
+    """An error the driver logged for one GPU (NVIDIA: an Xid)."""
+
+    code: int
+    text: str
+    age_s: float | None = None
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +315,21 @@ class Gpu:
     uncorrected_ecc: int | None = None
     processes: tuple[GpuProcess, ...] = ()
     host: str | None = None
+    vendor: str | None = None
+    """``nvidia`` or ``amd``."""
+    driver_version: str | None = None
+    pci_bus_id: str | None = None
+    minor: int | None = None
+    """N of /dev/nvidiaN; differs from ``index`` where a container sees only some GPUs."""
+    memory_clock_mhz: int | None = None
+    is_mig: bool | None = None
+    """Cut into MIG instances: the whole-GPU readings then say nothing about one job."""
+    sm_occupancy_percent: float | None = None
+    """GPM (Hopper and newer): warps resident on the multiprocessors, share of the maximum."""
+    tensor_percent: float | None = None
+    dram_percent: float | None = None
+    """GPM: share of the memory bandwidth in use."""
+    errors: tuple[GpuError, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,13 +469,21 @@ class Rank:
     host: str | None = None
     text: str | None = None
     """The name a foreign dump or an unusual title gave it, when no number could be read."""
+    cp: int | None = None
+    """Context-parallel coordinate (PCP in vLLM, ATTN_CP in SGLang)."""
 
     @property
     def label(self) -> str:
         """``DP0 PP1 TP3`` as the servers write it, else ``rank 5``, else the verbatim name."""
         parts = [
             f"{name}{value}"
-            for name, value in (("DP", self.dp), ("PP", self.pp), ("TP", self.tp), ("EP", self.ep))
+            for name, value in (
+                ("DP", self.dp),
+                ("PP", self.pp),
+                ("CP", self.cp),
+                ("TP", self.tp),
+                ("EP", self.ep),
+            )
             if value is not None
         ]
         if parts:
