@@ -49,6 +49,21 @@ class Via(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """A kind of job: an LLM server, a launcher of ranks, or a library that both use."""
+
+    name: str
+    title: str
+    includes: tuple[str, ...] = ()
+    """Servers whose phases also occur in it: Dynamo embeds vLLM and SGLang."""
+    package: str | None = None
+    """Python package by which its frames are recognised."""
+    ready: str | None = None
+    """The words it logs once it serves."""
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Role:
     """A kind of process of one server."""
 
@@ -65,7 +80,7 @@ class RoleMatch:
     role: Role
     rank: Rank | None
     source: str
-    """``title``, ``command line``, ``environment``, ``stack``."""
+    """``title``, ``command line``, ``comm``, ``environment``, ``stack``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,9 @@ class Phase:
     """How long it may show no progress at all before that is suspicious; ``None`` is unknown."""
     advice: str | None = None
     order: int = 0
+    roles: tuple[str, ...] = ()
+    """Ids of the roles that can be in it; empty means any."""
+    links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +118,5 @@ class PhaseMatch:
     via: Via
     aspect: Phase | None = None
     aspect_frame: int | None = None
+    enclosing: tuple[Phase, ...] = ()
+    """Other steps that the same stack is inside of, inner to outer: a kernel compile within a graph capture."""

@@ -1,0 +1,60 @@
+"""Threads that belong to the machinery: they keep a server going and are never what holds it up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hangdoctor.knowledge.frames import FramePattern
+from hangdoctor.model import Thread
+
+
+@dataclass(frozen=True, slots=True)
+class MachineryRule:
+    """How one pool of helper threads is recognised. All patterns are alternatives."""
+
+    name: str
+    meaning: str
+    comms: tuple[re.Pattern[str], ...] = ()
+    """Full matches of the kernel's thread name (15 bytes)."""
+    names: tuple[re.Pattern[str], ...] = ()
+    """Full matches of Python's thread name."""
+    stacks: tuple[FramePattern, ...] = ()
+    """Innermost frames at which the thread is idle, or its entry function."""
+
+
+class MachineryFinder:
+    """Applies machinery rules to threads; names are few and remembered."""
+
+    def __init__(self, rules: Iterable[MachineryRule]) -> None:
+        self.rules = tuple(rules)
+        self._by_name: dict[tuple[str | None, str | None], str | None] = {}
+
+    def find(self, thread: Thread) -> str | None:
+        """The name of the pool that the thread belongs to, or ``None`` for a thread that may do real work."""
+        if thread.name == "MainThread":
+            return None
+        key = (thread.comm, thread.name)
+        if key not in self._by_name:
+            self._by_name[key] = self._find_by_name(thread.comm, thread.name)
+        return self._by_name[key] or self._find_by_stack(thread)
+
+    def _find_by_name(self, comm: str | None, name: str | None) -> str | None:
+        for rule in self.rules:
+            if comm and any(pattern.fullmatch(comm) for pattern in rule.comms):
+                return rule.name
+            if name and any(pattern.fullmatch(name) for pattern in rule.names):
+                return rule.name
+        return None
+
+    def _find_by_stack(self, thread: Thread) -> str | None:
+        if thread.stack is None:
+            return None
+        frames = [frame for frame in thread.stack.frames if not frame.is_native]
+        for rule in self.rules:
+            for pattern in rule.stacks:
+                where = frames[:1] if pattern.is_top else frames
+                if any(pattern.fits(frame) for frame in where):
+                    return rule.name
+        return None

@@ -1,0 +1,200 @@
+"""From a stack to a phase: which step of a server's life, and which kind of wait or work.
+
+The rules, in the order in which they decide (the names in brackets are the real stacks that made them necessary):
+
+1. Frames outside the innermost ``BaseProcess._bootstrap`` are ignored: after a fork they are the parent's.
+2. The phase is the innermost own or wait frame of a start-up step; else the innermost own or wait frame of any other;
+   else the innermost outer frame. A start-up frame inside a serving stack is a start-up activity at serving time
+   (a kernel compiled for the first request).
+3. An aspect (stage ``aspect``) says how the thread waits or works there: the innermost one. An aspect's outer frames
+   are primitives through which many waits go (``select``, ``Condition.wait``); a named wait at most
+   ``PRIMITIVE_REACH`` frames further out says which wait it is (``select`` below ``Popen._communicate``), else the
+   outermost primitive there (``select`` below ``Connection._poll``).
+4. Without a phase the aspect is the phase: the work that torch does (``torch.jit-compile``), else what it waits for,
+   before how Python waits for it (``python.child-wait``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hangdoctor.knowledge.catalogue import Phase, PhaseMatch, Server, Stage, Via
+from hangdoctor.knowledge.frames import FramePattern, split_name
+from hangdoctor.model import Frame, Stack
+
+PRIMITIVE_REACH = 3
+"""``select`` is 1 frame inside ``Popen._communicate`` and 3 inside ``_ConnectionBase.poll``."""
+GENERIC_SERVERS = ("torch", "python")
+_TORCH_JOB = "torchrun"
+"""A target without a known server may be any torch job: it is matched like one of torchrun's."""
+_CACHE_LIMIT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One frame pattern of one phase."""
+
+    phase: Phase
+    via: Via
+    pattern: FramePattern
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    frame: int
+    rule: Rule
+
+
+class Matcher:
+    """Applies all phases to stacks. Frames are looked up by function name once and remembered."""
+
+    def __init__(self, rules: Iterable[Rule], servers: Mapping[str, Server]) -> None:
+        self._by_name: dict[str, list[Rule]] = {}
+        self._by_regex: list[Rule] = []
+        for rule in rules:
+            if rule.pattern.name is None:
+                self._by_regex.append(rule)
+            else:
+                self._by_name.setdefault(rule.pattern.name, []).append(rule)
+        self._scopes = {name: _scope(name, servers) for name in servers}
+        self._frames: dict[tuple[str, str], tuple[Rule, ...]] = {}
+        self._stacks: dict[tuple[tuple[tuple[str, str], ...], str | None, str | None], PhaseMatch | None] = {}
+
+    def match(self, stack: Stack, server: str | None, role: str | None) -> PhaseMatch | None:
+        """The phase of a stack; ``server`` and ``role`` (an id) narrow the search where they are known."""
+        names = tuple((frame.function, frame.file) for frame in stack.frames)
+        key = (names, server, role)
+        if key not in self._stacks:
+            if len(self._stacks) >= _CACHE_LIMIT:
+                self._stacks.clear()
+            self._stacks[key] = self._decide(stack.frames, server, role)
+        return self._stacks[key]
+
+    def _decide(self, frames: tuple[Frame, ...], server: str | None, role: str | None) -> PhaseMatch | None:
+        scope = self._scopes.get(server or _TORCH_JOB) or self._scopes.get(
+            _TORCH_JOB, frozenset(GENERIC_SERVERS)
+        )
+        hits = self._hits(own_frames(frames), scope, role)
+        steps = [hit for hit in hits if hit.rule.phase.stage is not Stage.ASPECT]
+        aspects = [hit for hit in hits if hit.rule.phase.stage is Stage.ASPECT]
+        chosen = _step(steps)
+        if chosen is None:
+            return _aspect_alone(aspects)
+        aspect = _aspect([hit for hit in aspects if hit.frame <= chosen.frame])
+        return PhaseMatch(
+            phase=chosen.rule.phase,
+            frame=chosen.frame,
+            via=chosen.rule.via,
+            aspect=aspect.rule.phase if aspect else None,
+            aspect_frame=aspect.frame if aspect else None,
+            enclosing=_enclosing(steps, chosen),
+        )
+
+    def _hits(self, frames: tuple[Frame, ...], scope: frozenset[str], role: str | None) -> list[_Hit]:
+        hits: list[_Hit] = []
+        context = _Context(frames)
+        for index, frame in enumerate(frames):
+            for rule in self._rules(frame):
+                phase = rule.phase
+                if phase.server not in scope or (role and phase.roles and role not in phase.roles):
+                    continue
+                if context.allows(rule.pattern, index):
+                    hits.append(_Hit(index, rule))
+        return hits
+
+    def _rules(self, frame: Frame) -> tuple[Rule, ...]:
+        key = (frame.function, frame.file)
+        found = self._frames.get(key)
+        if found is None:
+            named = self._by_name.get(split_name(frame.function)[0], ())
+            found = tuple(rule for rule in (*named, *self._by_regex) if rule.pattern.fits(frame))
+            self._frames[key] = found
+        return found
+
+
+class _Context:
+    """Conditions of patterns on the rest of the stack; names are collected only when one asks."""
+
+    def __init__(self, frames: tuple[Frame, ...]) -> None:
+        self._frames = frames
+        self._top = next((index for index, frame in enumerate(frames) if not frame.is_native), None)
+        self._names: list[frozenset[str]] = []
+
+    def allows(self, pattern: FramePattern, index: int) -> bool:
+        if pattern.is_top and index != self._top:
+            return False
+        if pattern.called_by and not (
+            index + 1 < len(self._frames) and self._spellings(index + 1) & pattern.called_by
+        ):
+            return False
+        if pattern.inside or pattern.outside:
+            outer = [self._spellings(other) for other in range(index + 1, len(self._frames))]
+            if pattern.inside and not any(names & pattern.inside for names in outer):
+                return False
+            if pattern.outside and any(names & pattern.outside for names in outer):
+                return False
+        return True
+
+    def _spellings(self, index: int) -> frozenset[str]:
+        if not self._names:
+            self._names = [_spell(frame.function) for frame in self._frames]
+        return self._names[index]
+
+
+def own_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The frames that belong to the process itself: a forked child still carries the stack of its parent."""
+    for index, frame in enumerate(frames):
+        if split_name(frame.function)[0] == "_bootstrap" and frame.file.endswith("process.py"):
+            return frames[: index + 1]
+    return frames
+
+
+def _spell(function: str) -> frozenset[str]:
+    name, owner = split_name(function)
+    return frozenset((name, f"{owner}.{name}") if owner else (name,))
+
+
+def _scope(name: str, servers: Mapping[str, Server]) -> frozenset[str]:
+    server = servers[name]
+    return frozenset((name, *server.includes, *GENERIC_SERVERS))
+
+
+def _step(steps: list[_Hit]) -> _Hit | None:
+    """Rule 2: ``steps`` are ordered from the innermost frame outwards."""
+    inner = [hit for hit in steps if hit.rule.via is not Via.OUTER]
+    for hit in inner:
+        if hit.rule.phase.stage is Stage.STARTUP:
+            return hit
+    return next(iter(inner or steps), None)
+
+
+def _aspect(aspects: list[_Hit]) -> _Hit | None:
+    """Rule 3."""
+    if not aspects:
+        return None
+    first = aspects[0]
+    if first.rule.via is not Via.OUTER:
+        return first
+    near = [hit for hit in aspects if hit.frame - first.frame <= PRIMITIVE_REACH]
+    return next((hit for hit in near if hit.rule.via is not Via.OUTER), near[-1])
+
+
+def _aspect_alone(aspects: list[_Hit]) -> PhaseMatch | None:
+    """Rule 4."""
+    how = _aspect(aspects)
+    if how is None:
+        return None
+    torch = [hit for hit in aspects if hit.rule.phase.server == "torch" and hit.rule.via is not Via.OUTER]
+    work = [hit for hit in torch if hit.rule.via is Via.OWN]
+    what = next(iter(work or torch), how)
+    return PhaseMatch(what.rule.phase, what.frame, what.rule.via, how.rule.phase, how.frame)
+
+
+def _enclosing(steps: list[_Hit], chosen: _Hit) -> tuple[Phase, ...]:
+    found: dict[str, Phase] = {}
+    for hit in steps:
+        phase = hit.rule.phase
+        if hit.frame >= chosen.frame and hit.rule.via is not Via.OUTER and phase.id != chosen.rule.phase.id:
+            found.setdefault(phase.id, phase)
+    return tuple(found.values())

@@ -1,0 +1,64 @@
+"""From processes to the kind of job they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from hangdoctor.knowledge.catalogue import RoleKind, Server
+from hangdoctor.knowledge.roles import RoleFinder
+from hangdoctor.model import Process
+
+_LAUNCHERS = ("ray", "accelerate", "deepspeed", "torchrun")
+"""Jobs that are named for how they were started, most specific first: any real server among the processes wins."""
+
+
+class ServerFinder:
+    """Lets the roles vote: a title or entry function belongs to one server only."""
+
+    def __init__(self, servers: Mapping[str, Server], roles: RoleFinder) -> None:
+        self._servers = servers
+        self._roles = roles
+        self._packages = {server.package: name for name, server in servers.items() if server.package}
+
+    def find(self, processes: Iterable[Process]) -> str | None:
+        """The server that most processes belong to; one that embeds another wins over it, launchers come last."""
+        votes: Counter[str] = Counter()
+        for process in processes:
+            server = self._of(process)
+            if server is not None:
+                votes[server] += 1
+        serving = [name for name in votes if name not in _LAUNCHERS]
+        if serving:
+            hosts = [
+                name for name in serving if any(other in self._servers[name].includes for other in serving)
+            ]
+            return max(hosts or serving, key=lambda name: (votes[name], name))
+        return next((name for name in _LAUNCHERS if votes[name]), None)
+
+    def _of(self, process: Process) -> str | None:
+        found = self._roles.by_process(process, None)
+        if found is not None and found.role.kind in (RoleKind.COMPILER, RoleKind.HELPER):
+            return None
+        if found is not None and found.role.server in self._servers:
+            return found.role.server
+        return self._by_stack(process)
+
+    def _by_stack(self, process: Process) -> str | None:
+        for thread in process.threads:
+            if thread.stack is None:
+                continue
+            found = self._roles.by_stack(thread.stack, None)
+            if found is not None and found.role.server in self._servers:
+                return found.role.server
+            for frame in reversed(thread.stack.frames):
+                package = _package(frame.file)
+                if package in self._packages:
+                    return self._packages[package]
+        return None
+
+
+def _package(file: str) -> str:
+    """``/x/site-packages/vllm/v1/core.py`` and ``vllm/v1/core.py`` → ``vllm``."""
+    tail = file.rpartition("-packages/")[2]
+    return tail.lstrip("/").split("/", 1)[0]
