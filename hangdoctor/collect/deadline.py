@@ -1,0 +1,219 @@
+"""Doing what the kernel may block for ever in a child that can be abandoned.
+
+A read of ``/proc/PID/maps`` waits while the target's mmap lock is held, ``stat`` waits for a dead NFS server, NVML
+waits for a wedged driver; the reader may then be in a state that not even SIGKILL ends. A thread in that state
+would keep hangdoctor from ever exiting. A child is killed, not waited for, and costs one :class:`Trouble`.
+
+Children are forked (about 1 ms), answer through a pipe, ignore Ctrl-C, run at low priority, hold none of our
+standard streams (or a reader of our output would wait for them), and die with us.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import select
+import signal
+import struct
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, NoReturn, TypeVar
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+_HEADER = struct.Struct("<?I")
+_PR_SET_PDEATHSIG = 1
+_NICENESS = 10
+_REAP_S = 0.2
+_MAX_PATIENCE = 8.0
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+_helpers: set[int] = set()
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why there is no answer: a deadline that passed, or an error in the child."""
+
+    reason: str
+    is_timeout: bool = False
+
+
+def helper_pids() -> frozenset[int]:
+    """Our own children that have not been reaped, abandoned ones among them."""
+    return frozenset(_helpers)
+
+
+def patience() -> float:
+    """By how much deadlines are stretched on a busy host: runnable tasks a core, 1 to 8."""
+    try:
+        return min(_MAX_PATIENCE, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    except OSError:
+        return 1.0
+
+
+def call(function: Callable[[], T], deadline_s: float) -> T | Trouble:
+    """``function()`` in a child, or why not. Whatever it returns must be picklable. Never raises for the child."""
+    answers = list(each(lambda _: function(), (None,), item_s=deadline_s, total_s=deadline_s))
+    return answers[0][1]
+
+
+def each(
+    function: Callable[[Item], T],
+    items: Sequence[Item],
+    *,
+    item_s: float,
+    total_s: float,
+    is_pointless: Callable[[Item, Item], bool] = lambda stuck, later: False,
+) -> Iterator[tuple[Item, T | Trouble]]:
+    """``function(item)`` for all items, in order, in one child; a new child goes on behind an item that blocks.
+
+    No item takes longer than ``item_s`` seconds and all of them no longer than ``total_s``. After an item that
+    did not answer, those for which ``is_pointless(stuck, item)`` are not tried.
+    """
+    end = time.monotonic() + total_s
+    stuck: list[Item] = []
+    start = 0
+    while start < len(items):
+        if any(is_pointless(item, items[start]) for item in stuck):
+            yield items[start], Trouble("not tried, for an earlier read of the same process did not return", True)
+            start += 1
+            continue
+        if time.monotonic() >= end:
+            yield items[start], Trouble(f"no time was left of the {total_s:.1f} s for this step", True)
+            start += 1
+            continue
+        child = _Child.fork(function, items[start:])
+        try:
+            for item in items[start:]:
+                seconds = min(item_s, end - time.monotonic())
+                answer = child.answer(seconds)
+                start += 1
+                yield item, answer
+                if isinstance(answer, Trouble) and child.is_lost:
+                    stuck.append(item)
+                    break
+        finally:
+            child.end()
+
+
+class _Child(Generic[T]):
+    """A forked process that answers one item after the other."""
+
+    def __init__(self, pid: int, fd: int) -> None:
+        self._pid = pid
+        self._fd = fd
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+        self.is_lost = False
+
+    @classmethod
+    def fork(cls, function: Callable[[Item], T], items: Sequence[Item]) -> _Child[T]:
+        read_fd, write_fd = os.pipe()
+        parent = os.getpid()
+        # A Ctrl-C between fork and _serve would unwind the child into our own callers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+        try:
+            with warnings.catch_warnings():
+                # 3.12 warns when other threads exist (a progress display): the child takes none of their locks.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                _serve(function, items, write_fd, parent)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
+        os.close(write_fd)
+        _helpers.add(pid)
+        return cls(pid, read_fd)
+
+    def answer(self, seconds: float) -> T | Trouble:
+        end = time.monotonic() + seconds
+        try:
+            is_good, size = _HEADER.unpack(self._read(_HEADER.size, end))
+            payload = self._read(size, end)
+        except TimeoutError:
+            self.is_lost = True
+            return Trouble(f"did not return within {seconds:.1f} s and was abandoned", True)
+        except EOFError:
+            self.is_lost = True
+            return Trouble("the reading process died")
+        # Written by our own fork a moment ago, never by the target: the only pickle that is ever loaded.
+        value: T | str = pickle.loads(payload)
+        return value if is_good else Trouble(str(value))  # type: ignore[return-value]
+
+    def _read(self, size: int, end: float) -> bytes:
+        data = b""
+        while len(data) < size:
+            if not self._poll.poll(max(0.0, end - time.monotonic()) * 1000):
+                raise TimeoutError
+            chunk = os.read(self._fd, size - len(data))
+            if not chunk:
+                raise EOFError
+            data += chunk
+        return data
+
+    def end(self) -> None:
+        os.close(self._fd)
+        kill(self._pid)
+
+
+def kill(pid: int) -> int | None:
+    """SIGKILL one of our own children; its wait status, or ``None`` when it is stuck in the kernel: abandoned."""
+    pause, end = 0.0005, time.monotonic() + _REAP_S
+    try:
+        os.kill(pid, signal.SIGKILL)
+        while True:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                _helpers.discard(pid)
+                return status
+            if time.monotonic() > end:
+                return None
+            time.sleep(pause)
+            pause *= 2
+    except (ProcessLookupError, ChildProcessError):
+        _helpers.discard(pid)
+        return None
+
+
+def die_with(parent: int) -> None:
+    """In a fresh child: be killed when ``parent`` ends, also when it is killed itself."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _serve(function: Callable[[Item], T], items: Sequence[Item], fd: int, parent: int) -> NoReturn:
+    """The child: answer, then leave without running anything of the parent's clean-up."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
+        die_with(parent)
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        os.nice(_NICENESS)
+        for item in items:
+            try:
+                is_good, payload = True, pickle.dumps(function(item), pickle.HIGHEST_PROTOCOL)
+            except Exception as error:
+                is_good, payload = False, pickle.dumps(_describe(error))
+            _write(fd, _HEADER.pack(is_good, len(payload)) + payload)
+    finally:
+        os._exit(0)
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,33 @@
+"""COUNT threads that rest in a lock, below DEPTH calls of `descend`; the main thread rests in read(2).
+
+NAME, when given, is written into every thread's comm as raw bytes (a hex string), past Python's own naming.
+"""
+
+import ctypes
+import sys
+import threading
+
+import handshake
+
+count, depth = int(sys.argv[1]), int(sys.argv[2])
+name = bytes.fromhex(sys.argv[3]) if len(sys.argv) > 3 else None
+for_ever = threading.Lock()
+for_ever.acquire()
+arrived = threading.Barrier(count + 1)
+
+
+def descend(levels):
+    if levels > 1:
+        return descend(levels - 1)
+    if name is not None:
+        ctypes.CDLL(None).prctl(15, name, 0, 0, 0)
+    arrived.wait()
+    return for_ever.acquire()
+
+
+threading.stack_size(1 << 20)
+for number in range(count):
+    threading.Thread(target=descend, args=(depth,), name=f"rest-{number}", daemon=True).start()
+arrived.wait()
+handshake.ready("resting")
+handshake.hold()
