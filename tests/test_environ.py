@@ -6,11 +6,11 @@ import os
 import sys
 
 import pytest
-from conftest import stuck
 
 from hangdoctor.collect import environ
 from hangdoctor.collect.environ import EnvironResult, parse_block, read_environ
 from hangdoctor.model import Gap
+from tests.conftest import stuck
 
 AT_EXEC = {"HD_CHANGED": "old", "HD_REMOVED": "1", "HD_SECRET": "hunter2", "HD_SURVIVES": "x", "HD_Z": "z"}
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import stuck
 
 from hangdoctor.collect import elf, memory
 from hangdoctor.collect.memory import BudgetSpent, Memory, gather, read, read_regions
+from tests.conftest import stuck
 
 TEXT = ctypes.create_string_buffer(b"written by the test\0" + b"x" * 9000)
 ADDRESS = ctypes.addressof(TEXT)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from hangdoctor.collect import elf
 from hangdoctor.collect.memory import Memory, Regions, read_regions
+from hangdoctor.collect.namespaces import list_children
 from hangdoctor.model import Gap
 
 MAX_VARIABLES = 8192
@@ -182,7 +183,7 @@ def parse_block(data: bytes) -> _Block:
     if is_whole and len(good) >= _INTACT_SHARE * len(entries):
         return _Block(tuple(good), is_intact=True)
     if not (entries and entries[0].isspace()):
-        # Not blanks up to a NUL: the title may end inside an entry and leave its tail ("TH=/bin") as the first.
+        # Not blanks up to a NUL: the title may have left the tail of an entry ("TH=/bin") as the first.
         good = good[1:]
     return _Block(tuple(good), is_intact=False)
 
@@ -195,7 +196,7 @@ def _read_relative(pid: int) -> tuple[str, _Block] | None:
     """
     family = [pid, *_ancestors(pid)]
     for member in family[:3]:
-        for child in _children(member):
+        for child in list_children(member):
             if b"multiprocessing.resource_tracker" in _read_small(f"/proc/{child}/cmdline"):
                 block = _read_block(child)
                 if block is not None and block.is_intact:
@@ -214,14 +215,6 @@ def _ancestors(pid: int) -> Iterator[int]:
         if pid <= 1:
             return
         yield pid
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        tids = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-    return [int(child) for tid in tids for child in _read_small(f"/proc/{pid}/task/{tid}/children").split()]
 
 
 def _read_small(path: str) -> bytes:

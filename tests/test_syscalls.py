@@ -1,0 +1,261 @@
+"""Real threads in real system calls, decoded; and lines of other kernels and machines."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hangdoctor.collect import syscalls
+from hangdoctor.collect.ioctls import describe_ioctl
+from hangdoctor.collect.syscall_names import NAMES
+from hangdoctor.collect.syscalls import decode_syscall, describe_wchan
+from hangdoctor.model import Socket, Syscall
+from tests.b_support import eventually, read_syscall, read_wchan, words_of
+from tests.conftest import stuck
+
+
+@dataclass(frozen=True)
+class Blocked:
+    pid: int
+    said: dict[str, str]
+
+    def decode(self, name: str, **options: bool) -> Syscall:
+        """The thread's call, once it sits in one that is not the way to it (ctypes frees and takes the GIL)."""
+        tid, wanted = int(self.said[name]), KERNEL_NAMES[name]
+
+        def look() -> Syscall | None:
+            line = read_syscall(self.pid, tid)
+            seen = decode_syscall(self.pid, line, wchan=read_wchan(self.pid, tid), **options)
+            return seen if seen and seen.name in wanted else None
+
+        return eventually(look)
+
+
+KERNEL_NAMES = {
+    "epoll_wait": {"epoll_wait", "epoll_pwait"},
+    "epoll_timed": {"epoll_wait", "epoll_pwait"},
+    "poll": {"poll", "ppoll"},
+    "poll_timed": {"poll", "ppoll"},
+    "select": {"select", "pselect6"},
+    "recv": {"recvfrom"},
+    "recv_timed": {"recvfrom"},
+    "recv_tcp": {"recvfrom"},
+    "accept": {"accept"},
+    "read": {"read"},
+    "read_event": {"read"},
+    "semop": {"semop", "semtimedop"},
+    "futex": {"futex"},
+    "futex_shared": {"futex"},
+    "futex_timed": {"futex"},
+    "futex_until": {"futex"},
+    "futex_until_wall": {"futex"},
+    "nanosleep": {"nanosleep", "clock_nanosleep"},
+    "sleep_until": {"clock_nanosleep"},
+    "sigwait": {"rt_sigtimedwait"},
+    "wait4": {"wait4"},
+    "waitid": {"waitid"},
+    "flock": {"flock"},
+    "open": {"open", "openat"},
+}
+
+
+@pytest.fixture(scope="module")
+def blocked() -> Iterator[Blocked]:
+    with stuck("b_blocked.py") as program:
+        yield Blocked(program.pid, words_of(program.said[0]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["epoll_wait", "poll", "select", "read", "read_event", "futex", "futex_shared", "semop", "sigwait"],
+)
+def test_calls_without_a_timeout_say_so(blocked: Blocked, name: str) -> None:
+    seen = blocked.decode(name)
+    assert seen.is_timed is False and seen.timeout_s is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "epoll_timed",
+        "poll_timed",
+        "futex_timed",
+        "futex_until",
+        "futex_until_wall",
+        "nanosleep",
+        "sleep_until",
+    ],
+)
+def test_timeouts_and_deadlines_are_seconds_left(blocked: Blocked, name: str) -> None:
+    seen = blocked.decode(name)
+    assert seen.is_timed is True and seen.timeout_s is not None
+    assert 2900 < seen.timeout_s <= 3000
+
+
+@pytest.mark.parametrize("name", ["recv", "recv_timed", "recv_tcp", "accept"])
+def test_a_socket_may_have_a_timeout_that_cannot_be_seen(blocked: Blocked, name: str) -> None:
+    assert blocked.decode(name).is_timed is None
+
+
+@pytest.mark.parametrize("name", ["epoll_wait", "poll"])
+def test_sets_list_all_descriptors_and_blame_none(blocked: Blocked, name: str) -> None:
+    seen = blocked.decode(name)
+    pipe, event = int(blocked.said["fd_pipe"]), int(blocked.said["fd_event"])
+    assert seen.fds == (pipe, event)
+    assert seen.target is None
+    assert seen.detail is not None and f"fd {pipe} pipe:[" in seen.detail and "eventfd" in seen.detail
+
+
+def test_a_set_of_one_names_its_target(blocked: Blocked) -> None:
+    seen = blocked.decode("select")
+    assert seen.fd == int(blocked.said["fd_pipe"])
+    assert seen.target is not None and seen.target.startswith("pipe:[")
+
+
+def test_private_and_shared_futexes_are_told_apart(blocked: Blocked) -> None:
+    private, shared = blocked.decode("futex").detail, blocked.decode("futex_shared").detail
+    assert private is not None and private.startswith("futex wait, private, no timeout, at 0x")
+    assert private.endswith("word 0x7")
+    assert shared is not None and shared.startswith("futex wait, shared, no timeout, at 0x")
+
+
+@pytest.mark.parametrize("name", ["wait4", "waitid"])
+def test_the_child_waited_for_is_named(blocked: Blocked, name: str) -> None:
+    seen = blocked.decode(name)
+    assert seen.target == f"pid {blocked.said['child']}"
+    assert seen.detail is not None and "python" in seen.detail
+
+
+def test_file_lock_and_path(blocked: Blocked) -> None:
+    lock = blocked.decode("flock")
+    assert lock.target is not None and lock.target.endswith("/lock")
+    assert lock.fd is not None and lock.is_timed is False
+    assert blocked.decode("open").target == blocked.said["fifo"]
+
+
+def test_sockets_are_named_by_their_endpoints(blocked: Blocked) -> None:
+    plain = blocked.decode("recv_tcp")
+    assert plain.target is not None and plain.target.startswith("socket:[") and plain.fd is not None
+    known = Socket(plain.fd, "tcp", "ESTABLISHED", local="127.0.0.1:5", remote="127.0.0.1:6")
+    line = read_syscall(blocked.pid, int(blocked.said["recv_tcp"]))
+    seen = decode_syscall(blocked.pid, line, sockets=[known])
+    assert seen is not None and seen.target == "TCP 127.0.0.1:5 <-> 127.0.0.1:6"
+
+
+def test_without_memory_times_are_missing_not_wrong(blocked: Blocked) -> None:
+    seen = blocked.decode("futex_until", can_read_memory=False)
+    assert seen.is_timed is True and seen.timeout_s is None
+    assert blocked.decode("open", can_read_memory=False).target is None
+
+
+def test_every_wait_of_this_kernel_has_words(blocked: Blocked) -> None:
+    silent = set()
+    for name in KERNEL_NAMES:
+        blocked.decode(name)
+        wchan = read_wchan(blocked.pid, int(blocked.said[name]))
+        if describe_wchan(wchan) is None:
+            silent.add((name, wchan))
+    assert not silent
+
+
+@pytest.mark.parametrize(
+    ("name", "call"), [("poll_timed", "poll"), ("futex_timed", "futex"), ("nanosleep", "nanosleep")]
+)
+def test_a_resumed_call_is_decoded_as_what_it_was(name: str, call: str) -> None:
+    """SIGSTOP and SIGCONT leave what a debugger's stop leaves. (The test may signal; the product never does.)"""
+    with stuck("b_blocked.py") as program:
+        blocked = Blocked(program.pid, words_of(program.said[0]))
+        blocked.decode(name)
+        os.kill(program.pid, signal.SIGSTOP)
+        eventually(lambda: "T (stopped)" in Path(f"/proc/{program.pid}/status").read_text())
+        os.kill(program.pid, signal.SIGCONT)
+
+        def look() -> Syscall | None:
+            seen = blocked.decode(name)
+            return seen if seen.detail and "resumed" in seen.detail else None
+
+        seen = eventually(look)
+    assert call in seen.name
+    assert seen.timeout_s is not None and 2900 < seen.timeout_s <= 3000
+
+
+# --- lines as they come from elsewhere ----------------------------------------------------------------
+
+ZEROS = " 0x0" * 8
+
+
+@pytest.mark.parametrize(
+    "line", ["", "0", "7 0x1", "nonsense 1 2", "Permission denied", "7 0x1 0x2 zz 0x4 0x5 0x6"]
+)
+def test_what_is_no_line_is_none(line: str) -> None:
+    assert decode_syscall(1, line) is None
+
+
+def test_running_and_outside_a_call() -> None:
+    assert decode_syscall(1, "running\n") == Syscall("running")
+    seen = decode_syscall(1, "-1 0x7ffd 0x7f00\n", wchan="folio_wait_bit_common")
+    assert seen == Syscall("page-fault", detail="waits for a data page from disk or network")
+
+
+def test_an_unknown_number_keeps_its_number() -> None:
+    seen = decode_syscall(1, "999" + ZEROS)
+    assert seen is not None and seen.name == "syscall 999" and seen.is_timed is None
+
+
+def test_a_resumed_call_of_unknown_kind_stays_so() -> None:
+    number = {name: nr for nr, name in NAMES[platform.machine()].items()}["restart_syscall"]
+    seen = decode_syscall(1, f"{number}{ZEROS}", wchan="0")
+    assert seen is not None and seen.name == "restart_syscall" and seen.is_timed is None
+
+
+def test_aarch64_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syscalls.platform, "machine", lambda: "aarch64")
+    for number, name in ((98, "futex"), (73, "ppoll"), (22, "epoll_pwait"), (207, "recvfrom"), (63, "read")):
+        seen = decode_syscall(os.getpid(), f"{number} 0xffffffffffffffff" + ZEROS, can_read_memory=False)
+        assert seen is not None and seen.name == name
+
+
+@pytest.mark.parametrize(
+    ("wchan", "words"),
+    [
+        ("futex_wait_queue_me", "futex"),
+        ("__rt_mutex_slowlock.constprop.0", "priority-inheriting"),
+        ("ep_poll", "epoll"),
+        ("poll_schedule_timeout.constprop.0", "poll or select"),
+        ("rpc_wait_bit_killable", "NFS"),
+        ("request_wait_answer", "FUSE"),
+        ("uvm_page_tree_get_ptes_async", "unified-memory"),
+        ("os_acquire_rwlock_write", "NVIDIA"),
+        ("_nv042330rm", None),
+        ("folio_wait_bit_common", "page"),
+        ("ptlrpc_set_wait", "Lustre"),
+        ("cxiWaitEventWait", "GPFS"),
+        ("0", None),
+        ("", None),
+        ("some_unknown_function", None),
+    ],
+)
+def test_wchan_in_words(wchan: str, words: str | None) -> None:
+    seen = describe_wchan(wchan)
+    assert (seen is None) if words is None else (seen is not None and words in seen)
+
+
+@pytest.mark.parametrize(
+    ("target", "request_number", "words"),
+    [
+        ("/dev/nvidiactl", 0xC020462A, "RM_CONTROL (0xc020462a)"),
+        ("/dev/nvidia3", 0xC030462B, "RM_ALLOC (0xc030462b)"),
+        ("/dev/nvidia-uvm", 33, "UVM_MAP_EXTERNAL_ALLOCATION (0x21)"),
+        ("/dev/nvidia0", 0x5401, "request 0x5401"),
+        ("/dev/tty", 0xC020462A, "request 0xc020462a"),
+        (None, 33, "request 0x21"),
+    ],
+)
+def test_ioctl_names_only_on_their_device(target: str | None, request_number: int, words: str) -> None:
+    assert describe_ioctl(target, request_number) == words
