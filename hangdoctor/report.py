@@ -289,3 +289,5 @@ class Report:
     timings: Timings = field(default_factory=Timings)
     bundle: str | None = None
     """Where the capture was saved."""
+    redacted: tuple[str, ...] = ()
+    """What was masked before the diagnosis: ``secrets``, ``user names``, ``hosts`` …"""

@@ -1,0 +1,280 @@
+"""The report for programs: ``hangdoctor.report/1``, documented in docs/report.md, described by report.schema.json.
+
+This format is the stable interface; the dataclasses behind it are not. A key is always present, ``null`` when its
+value is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from hangdoctor.model import Frame, Rank
+from hangdoctor.render._base import Renderer, RenderOptions
+from hangdoctor.report import (
+    SCHEMA,
+    Culprit,
+    Evidence,
+    Group,
+    NcclEnv,
+    Party,
+    ProcessRow,
+    Progress,
+    Report,
+    TargetInfo,
+    ThreadRow,
+    Timings,
+    Verdict,
+    Victim,
+    Wait,
+)
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+_NUMBER = re.compile(r"\d+")
+
+
+def render(report: Report, options: RenderOptions) -> str:
+    """Write `report` as one JSON object; ``options.ascii`` escapes everything else as ``\\uXXXX``."""
+    return json.dumps(_safe(_report(report)), ensure_ascii=options.ascii, allow_nan=False, indent=2) + "\n"
+
+
+RENDERER = Renderer("json", "json", render)
+
+
+def _report(report: Report) -> Json:
+    return {
+        "schema": SCHEMA,
+        "tool": {"version": report.tool_version, "knowledge": report.knowledge},
+        "target": _target(report.target),
+        "verdict": _verdict(report.verdict),
+        "processes": [_process(row) for row in sorted(report.processes, key=_position)],
+        "groups": [_group(group) for group in report.groups],
+        "waits": [_wait(wait) for wait in report.waits],
+        "nccl_env": _nccl_env(report.nccl_env),
+        "evidence": [
+            _evidence(piece) for piece in sorted(report.evidence, key=lambda piece: _natural(piece.id))
+        ],
+        "gaps": [
+            {"source": gap.source, "subject": gap.subject, "reason": gap.reason, "remedy": gap.remedy}
+            for gap in report.gaps
+        ],
+        "next_steps": [{"text": step.text, "command": step.command} for step in report.next_steps],
+        "matches": list(report.matches),
+        "log_tail": list(report.log_tail),
+        "timings": _timings(report.timings),
+        "bundle": report.bundle,
+        "redacted": list(report.redacted),
+    }
+
+
+def _target(target: TargetInfo) -> Json:
+    return {
+        "pid": target.pid,
+        "host": target.host,
+        "server": target.server,
+        "server_version": target.server_version,
+        "started_at": target.started_at,
+        "command": target.command,
+        "world_size": target.world_size,
+        "versions": dict(sorted(target.versions.items())),
+    }
+
+
+def _verdict(verdict: Verdict) -> Json:
+    return {
+        "kind": verdict.kind.value,
+        "confidence": verdict.confidence.value,
+        "cause": verdict.cause.value if verdict.cause else None,
+        "summary": verdict.summary,
+        "culprits": [_culprit(culprit) for culprit in verdict.culprits],
+        "victims": [_victim(victim) for victim in verdict.victims],
+        "progress": _progress(verdict.progress),
+        "refuted_by": list(verdict.refuted_by),
+        "alternatives": list(verdict.alternatives),
+        "rule": verdict.rule,
+    }
+
+
+def _culprit(culprit: Culprit) -> Json:
+    return {
+        "pid": culprit.pid,
+        "tid": culprit.tid,
+        "thread": culprit.thread,
+        "role": culprit.role,
+        "rank": _rank(culprit.rank),
+        "phase": culprit.phase,
+        "frame": _frame(culprit.frame),
+        "doing": culprit.doing,
+        "evidence": list(culprit.evidence),
+        "stack": _stack(culprit.stack),
+        "host": culprit.host,
+    }
+
+
+def _victim(victim: Victim) -> Json:
+    return {
+        "pid": victim.pid,
+        "role": victim.role,
+        "rank": _rank(victim.rank),
+        "waits_for": list(victim.waits_for),
+        "phase": victim.phase,
+        "frame": _frame(victim.frame),
+        "host": victim.host,
+    }
+
+
+def _rank(rank: Rank | None) -> Json:
+    if rank is None:
+        return None
+    return {
+        "global": rank.global_rank,
+        "tp": rank.tp,
+        "pp": rank.pp,
+        "dp": rank.dp,
+        "ep": rank.ep,
+        "cp": rank.cp,
+        "local": rank.local,
+        "host": rank.host,
+        "label": rank.label,
+    }
+
+
+def _frame(frame: Frame | None) -> Json:
+    if frame is None:
+        return None
+    return {
+        "function": frame.function,
+        "file": frame.file,
+        "line": frame.line,
+        "module": frame.module,
+        "native": frame.is_native,
+    }
+
+
+def _stack(stack: Sequence[Frame]) -> Json:
+    return [_frame(frame) for frame in stack]
+
+
+def _progress(progress: Progress | None) -> Json:
+    if progress is None:
+        return None
+    return {
+        "class": progress.kind.value,
+        "what": progress.what,
+        "rate": progress.rate,
+        "unit": progress.unit,
+        "percent": progress.percent,
+        "eta_s": progress.eta_s,
+    }
+
+
+def _process(row: ProcessRow) -> Json:
+    return {
+        "pid": row.pid,
+        "role": row.role,
+        "rank": _rank(row.rank),
+        "state": row.state,
+        "phase": row.phase,
+        "frame": _frame(row.frame),
+        "progress": _progress(row.progress),
+        "activity": row.activity,
+        "cpu_percent": row.cpu_percent,
+        "phases": list(row.phases),
+        "gpu": [dict(gpu) for gpu in row.gpu],
+        "host": row.host,
+        "command": row.command,
+        "threads": [_thread(thread) for thread in row.threads],
+    }
+
+
+def _thread(thread: ThreadRow) -> Json:
+    return {
+        "tid": thread.tid,
+        "name": thread.name,
+        "state": thread.state,
+        "activity": thread.activity,
+        "phase": thread.phase,
+        "waits_on": thread.waits_on,
+        "cpu_percent": thread.cpu_percent,
+        "machinery": thread.is_machinery,
+        "stack": _stack(thread.stack),
+    }
+
+
+def _group(group: Group) -> Json:
+    return {
+        "ranks": list(group.ranks),
+        "label": group.label,
+        "phase": group.phase,
+        "count": group.count,
+        "moved": group.moved,
+        "stack": _stack(group.stack),
+    }
+
+
+def _wait(wait: Wait) -> Json:
+    return {
+        "from": _party(wait.waiter),
+        "to": _party(wait.holder) if wait.holder is not None else None,
+        "reason": wait.reason,
+        "object": wait.object,
+        "strength": wait.strength.value,
+    }
+
+
+def _party(party: Party) -> Json:
+    return {"pid": party.pid, "tid": party.tid, "label": party.label, "host": party.host}
+
+
+def _nccl_env(environment: NcclEnv) -> Json:
+    return {
+        "common": dict(sorted(environment.common.items())),
+        "differs": {name: dict(values) for name, values in sorted(environment.differs.items())},
+        "notes": list(environment.notes),
+    }
+
+
+def _evidence(piece: Evidence) -> Json:
+    return {
+        "id": piece.id,
+        "subject": piece.subject,
+        "snapshot": piece.snapshot,
+        "source": piece.source,
+        "text": piece.text,
+    }
+
+
+def _timings(timings: Timings) -> Json:
+    return {
+        "snapshots": list(timings.snapshots),
+        "skew_s": timings.skew_s,
+        "wall_s": timings.wall_s,
+        "target_paused_s": timings.target_paused_s,
+    }
+
+
+def _position(row: ProcessRow) -> tuple[bool, tuple[int, ...], str, int]:
+    # Ranks in the order of their coordinates, then everything without a rank.
+    rank = row.rank
+    parts = (rank.global_rank, rank.dp, rank.pp, rank.cp, rank.tp, rank.ep, rank.local) if rank else ()
+    return rank is None, tuple(-1 if part is None else part for part in parts), row.host or "", row.pid
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(number), name) for number in _NUMBER.findall(name)] or [(0, name)]
+
+
+def _safe(value: Json) -> Json:
+    """No NaN, which JSON does not have, and no lone surrogate, which UTF-8 does not have."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {str(_safe(key)): _safe(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_safe(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
