@@ -56,10 +56,38 @@ def patience() -> float:
         return 1.0
 
 
+class Clock:
+    """A budget of seconds that several steps share."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+
 def call(function: Callable[[], T], deadline_s: float) -> T | Trouble:
     """``function()`` in a child, or why not. Whatever it returns must be picklable. Never raises for the child."""
-    answers = list(each(lambda _: function(), (None,), item_s=deadline_s, total_s=deadline_s))
-    return answers[0][1]
+    with Pending(function, deadline_s) as pending:
+        return pending.result()
+
+
+class Pending(Generic[T]):
+    """``function()`` in a child, begun now and asked for later; the deadline counts from now."""
+
+    def __init__(self, function: Callable[[], T], deadline_s: float) -> None:
+        self._end = time.monotonic() + deadline_s
+        self._child: _Child[T] = _Child.fork(lambda _: function(), (None,))
+
+    def result(self) -> T | Trouble:
+        """Waits for the rest of the deadline. Ask once."""
+        return self._child.answer(max(0.0, self._end - time.monotonic()))
+
+    def __enter__(self) -> Pending[T]:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._child.end()
 
 
 def each(
@@ -80,7 +108,10 @@ def each(
     start = 0
     while start < len(items):
         if any(is_pointless(item, items[start]) for item in stuck):
-            yield items[start], Trouble("not tried, for an earlier read of the same process did not return", True)
+            yield (
+                items[start],
+                Trouble("not tried, for an earlier read of the same process did not return", True),
+            )
             start += 1
             continue
         if time.monotonic() >= end:
@@ -161,23 +192,40 @@ class _Child(Generic[T]):
         kill(self._pid)
 
 
-def kill(pid: int) -> int | None:
-    """SIGKILL one of our own children; its wait status, or ``None`` when it is stuck in the kernel: abandoned."""
-    pause, end = 0.0005, time.monotonic() + _REAP_S
+def adopt(pid: int) -> None:
+    """Count a child that was started elsewhere among our helpers."""
+    _helpers.add(pid)
+
+
+def kill(pid: int, *, after_s: float = 0.0) -> int | None:
+    """SIGKILL one of our own children, unless it ends within ``after_s`` seconds.
+
+    Returns its wait status, or ``None`` when it is stuck in the kernel: then it is abandoned.
+    """
     try:
-        os.kill(pid, signal.SIGKILL)
-        while True:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                _helpers.discard(pid)
+        if after_s:
+            status = _wait(pid, after_s)
+            if status is not None:
                 return status
-            if time.monotonic() > end:
-                return None
-            time.sleep(pause)
-            pause *= 2
+        os.kill(pid, signal.SIGKILL)
+        return _wait(pid, _REAP_S)
     except (ProcessLookupError, ChildProcessError):
         _helpers.discard(pid)
         return None
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    """waitpid that gives up. Pauses grow from 0.5 ms, for nearly every child is gone by then."""
+    pause, end = 0.0005, time.monotonic() + seconds
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            _helpers.discard(pid)
+            return status
+        if time.monotonic() > end:
+            return None
+        time.sleep(pause)
+        pause *= 2
 
 
 def die_with(parent: int) -> None:

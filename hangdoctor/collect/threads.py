@@ -19,7 +19,9 @@ Decode = Callable[[str, "str | None"], "Syscall | None"]
 """Decodes one line of ``/proc/PID/task/TID/syscall``, with the thread's wchan."""
 
 _EXEC_START = re.compile(rb"^se\.exec_start\s*:\s*(\d+\.\d+)", re.M)
-_SCHED_SWITCHES = re.compile(rb"^nr_voluntary_switches\s*:\s*(\d+)\nnr_involuntary_switches\s*:\s*(\d+)", re.M)
+_SCHED_SWITCHES = re.compile(
+    rb"^nr_voluntary_switches\s*:\s*(\d+)\nnr_involuntary_switches\s*:\s*(\d+)", re.M
+)
 _STATUS_SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\t(\d+)\nnonvoluntary_ctxt_switches:\t(\d+)", re.M)
 _KERNEL_FRAME = re.compile(rb"^\[<[^>]*>\] ([^+\n]+)", re.M)
 

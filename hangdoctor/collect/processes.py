@@ -1,0 +1,261 @@
+"""Everything about a process except its stacks, read in small steps so that one that blocks costs only itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from pathlib import Path
+
+from hangdoctor.collect import deadline, files, mappings, procfs
+from hangdoctor.collect.environ import EnvironResult, read_environ
+from hangdoctor.collect.memory import read_regions
+from hangdoctor.collect.procfs import Stat, text
+from hangdoctor.model import Gap, IoCounters, Process
+
+STEP_S = 1.0
+"""One step takes 0.1-20 ms; a step that has not returned by then waits for a lock or a dead file server."""
+ALL_STEPS_S = 6.0
+
+
+class Step(str, Enum):
+    """What is read together. The value names it in a gap."""
+
+    IDENTITY = "identity and input/output counters"
+    COMMAND = "command line"
+    FILES = "open files"
+    MAPPINGS = "address space"
+    ENVIRON = "environment"
+    SIZES = "file sizes"
+
+
+_NEEDS_MEMORY_LOCK = frozenset((Step.COMMAND, Step.MAPPINGS, Step.ENVIRON))
+"""These wait for the same lock: after one did not return, the others of that process are not tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A step for a process. ``versions``: those already known from an earlier look."""
+
+    pid: int
+    step: Step
+    is_env_allowed: Callable[[str], bool]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a step found: a process with only those fields set."""
+
+    process: Process
+    sizes: Mapping[str, files.FileSize] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+
+
+def from_stat(stat: Stat) -> Process:
+    """What the process table alone tells."""
+    return Process(
+        pid=stat.pid,
+        start_ticks=stat.start_ticks,
+        ppid=stat.ppid,
+        session=stat.session,
+        state=stat.state,
+        comm=stat.comm,
+        started_at=procfs.started_at(stat.start_ticks),
+        exit_code=_exit_code(stat),
+        thread_count=stat.thread_count,
+        rss_bytes=stat.rss_bytes,
+        minor_faults=stat.minor_faults,
+        major_faults=stat.major_faults,
+        user_ticks=stat.user_ticks,
+        system_ticks=stat.system_ticks,
+    )
+
+
+def _exit_code(stat: Stat) -> int | None:
+    """As subprocess has it: -9 for SIGKILL. The kernel shows strangers a 0, which would be a lie."""
+    if stat.wait_status is None:
+        return None
+    try:
+        if stat.wait_status == 0 and os.geteuid() not in (0, Path(f"/proc/{stat.pid}").stat().st_uid):
+            return None
+        return os.waitstatus_to_exitcode(stat.wait_status)
+    except (OSError, ValueError):
+        return None
+
+
+def read_processes(
+    stats: Sequence[Stat],
+    is_env_allowed: Callable[[str], bool],
+    known: Mapping[int, Process],
+) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
+    """All processes of ``stats`` without their threads, and what could not be read. Ends after 6 s at the latest.
+
+    ``known``: the same processes at the last look (versions are not looked up again).
+    """
+    wanted = [
+        Wanted(stat.pid, step, is_env_allowed, known[stat.pid].versions if stat.pid in known else {})
+        for stat in stats
+        if stat.state not in "ZX" or stat.thread_count > 1
+        for step in Step
+    ]
+    found = {stat.pid: from_stat(stat) for stat in stats}
+    gaps: list[Gap] = []
+    refused: dict[int, list[tuple[Wanted, str]]] = {}
+    patience = deadline.patience()
+    answers = deadline.each(
+        read_step,
+        wanted,
+        item_s=STEP_S * patience,
+        total_s=ALL_STEPS_S * patience,
+        is_pointless=_is_pointless,
+    )
+    for want, part in answers:
+        if isinstance(part, deadline.Trouble):
+            if part.is_timeout:
+                gaps.append(_explain_timeout(want, part))
+            else:
+                refused.setdefault(want.pid, []).append((want, part.reason))
+            continue
+        process = overlay(found[want.pid], part.process)
+        if part.sizes:
+            process = replace(
+                process,
+                files=files.add_sizes(process.files, part.sizes),
+                mapped=files.add_mapped_sizes(process.mapped, part.sizes),
+            )
+        found[want.pid] = process
+        gaps.extend(part.gaps)
+    gaps.extend(_explain_refusal(pid, steps) for pid, steps in refused.items())
+    return tuple(found.values()), tuple(gaps)
+
+
+def overlay(base: Process, part: Process) -> Process:
+    """``base`` with every field that ``part`` sets to something."""
+    changes = {
+        item.name: value
+        for item in fields(Process)
+        if (value := getattr(part, item.name)) not in (None, (), {}) and item.name != "pid"
+    }
+    return replace(base, **changes)
+
+
+def _is_pointless(stuck: Wanted, later: Wanted) -> bool:
+    same = stuck.pid == later.pid
+    return same and stuck.step in _NEEDS_MEMORY_LOCK and later.step in _NEEDS_MEMORY_LOCK
+
+
+def read_step(want: Wanted) -> Part:
+    """One step, unguarded. Raises ``OSError``."""
+    return _READERS[want.step](want)
+
+
+def _read_identity(want: Wanted) -> Part:
+    pid = want.pid
+    status = procfs.read_status(pid)
+    if status is None:
+        raise ProcessLookupError("it has ended")
+    inner = status.ns_pids[-1] if status.ns_pids else pid
+    return Part(
+        Process(
+            pid,
+            uid=status.uid,
+            tracer_pid=status.tracer_pid,
+            ns_pid=inner if inner != pid else None,
+            exe=_link(pid, "exe"),
+            cwd=_link(pid, "cwd"),
+            io=_read_io(pid),
+        )
+    )
+
+
+def _link(pid: int, name: str) -> str | None:
+    try:
+        return text(os.fsencode(os.readlink(f"/proc/{pid}/{name}")))
+    except OSError:
+        return None
+
+
+def _read_io(pid: int) -> IoCounters | None:
+    try:
+        lines = procfs.read_bytes(f"/proc/{pid}/io").splitlines()
+        values = {name: int(value) for name, _, value in (line.partition(b":") for line in lines)}
+        return IoCounters(
+            read_chars=values[b"rchar"],
+            write_chars=values[b"wchar"],
+            read_bytes=values[b"read_bytes"],
+            write_bytes=values[b"write_bytes"],
+            read_calls=values.get(b"syscr"),
+            write_calls=values.get(b"syscw"),
+        )
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _read_command(want: Wanted) -> Part:
+    return Part(Process(want.pid, command=procfs.read_command(want.pid)))
+
+
+def _read_files(want: Wanted) -> Part:
+    return Part(Process(want.pid, files=files.read_files(want.pid)))
+
+
+def _read_mappings(want: Wanted) -> Part:
+    regions = list(read_regions(want.pid))
+    versions = want.versions
+    if "torch" not in versions:
+        paths = {region.path for region in regions if region.path.startswith("/")}
+        versions = mappings.find_versions(want.pid, sorted(paths), _link(want.pid, "exe"))
+    return Part(Process(want.pid, mapped=mappings.measure_mapped_files(want.pid, regions), versions=versions))
+
+
+def _read_environ(want: Wanted) -> Part:
+    found = read_environ(want.pid, want.is_env_allowed)
+    if isinstance(found, EnvironResult):
+        return Part(Process(want.pid, environ=dict(found.variables), environ_source=found.source))
+    return Part(Process(want.pid), gaps=(found,))
+
+
+def _read_sizes(want: Wanted) -> Part:
+    mapped = mappings.find_mapped_files(read_regions(want.pid))
+    sizes = {**files.read_mapped_sizes(want.pid, mapped), **files.read_sizes(want.pid)}
+    return Part(Process(want.pid), sizes=sizes)
+
+
+_READERS: Mapping[Step, Callable[[Wanted], Part]] = {
+    Step.IDENTITY: _read_identity,
+    Step.COMMAND: _read_command,
+    Step.FILES: _read_files,
+    Step.MAPPINGS: _read_mappings,
+    Step.ENVIRON: _read_environ,
+    Step.SIZES: _read_sizes,
+}
+
+
+def _explain_timeout(want: Wanted, trouble: deadline.Trouble) -> Gap:
+    return Gap(
+        "proc",
+        f"pid {want.pid}",
+        f"reading its {want.step.value} {trouble.reason}",
+        f"As root, see where its threads are held: cat /proc/{want.pid}/task/*/stack",
+    )
+
+
+def _explain_refusal(pid: int, steps: Sequence[tuple[Wanted, str]]) -> Gap:
+    """One gap a process, however many of its files the kernel refuses."""
+    names = ", ".join(want.step.value for want, _ in steps)
+    reasons = ", ".join(dict.fromkeys(reason for _, reason in steps))
+    return Gap("proc", f"pid {pid}", f"not readable: its {names} ({reasons})", remedy_for(pid, reasons))
+
+
+def remedy_for(pid: int, reason: str) -> str | None:
+    """What to type when the kernel said no."""
+    if "permission" not in reason.lower() and "not permitted" not in reason:
+        return None
+    return f'sudo env "PATH=$PATH" hangdoctor attach {pid}   (in docker: --cap-add SYS_PTRACE)'
+
+
+def merge_gaps(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
+    """Each gap once, in the order of first sight."""
+    return tuple(dict.fromkeys(gaps))

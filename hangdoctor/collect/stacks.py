@@ -1,0 +1,193 @@
+"""From py-spy's JSON to stacks on threads, and how far to trust them.
+
+A non-blocking dump reads memory that goes on changing, so every stack is checked: it must end where stacks end, its
+thread must exist, the main thread must be there. py-spy's ``active`` is one look at a letter and is not used.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hangdoctor.collect import memory
+from hangdoctor.model import Frame, Gap, Method, Process, Stack, Thread
+
+_ROOTS = frozenset(
+    (
+        "<module>",
+        "_bootstrap",  # threading.Thread
+        "_run_module_as_main",  # python -m
+        "_shutdown",  # threading, when the interpreter ends
+        "_exit_function",  # multiprocessing, the same
+        "_python_exit",  # concurrent.futures, the same
+    )
+)
+_PTHREAD_BYTES = 1024
+"""struct pthread holds its tid at 720 (glibc 2.36, x86-64); scanned for, not assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedThread:
+    """One thread as py-spy saw it; ``tid`` is the target's own numbering, ``None`` before Python 3.11."""
+
+    pthread: int
+    tid: int | None
+    name: str | None
+    owns_gil: bool
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """One run of py-spy on one process."""
+
+    pid: int
+    threads: tuple[DumpedThread, ...]
+    method: Method
+    taken_at: float
+    """Unix time of the middle of the run."""
+    duration_s: float
+    torn: frozenset[int] = frozenset()
+    """Pthreads whose stack changed while it was read."""
+
+
+class FrameTable:
+    """Makes equal frames the same object: 60 threads of a rank share most of theirs."""
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[str, str, int, str | None], Frame] = {}
+
+    def frame(self, name: str, file: str, line: int, module: str | None) -> Frame:
+        key = (name, file, line, module)
+        known = self._frames.get(key)
+        if known is None:
+            # Line 0 is unknown; py-spy gives native frames their library, and no Python frame ever.
+            known = self._frames[key] = Frame(name, file, line or None, module, is_native=module is not None)
+        return known
+
+
+def parse_threads(data: bytes, table: FrameTable) -> tuple[DumpedThread, ...]:
+    """``py-spy dump --json`` as it comes. Raises ``ValueError`` for anything else."""
+    try:
+        return tuple(_parse_thread(item, table) for item in json.loads(data))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not what py-spy writes: {error!r}") from error
+
+
+def _parse_thread(item: Mapping[str, Any], table: FrameTable) -> DumpedThread:
+    return DumpedThread(
+        pthread=int(item["thread_id"]),
+        tid=item["os_thread_id"] or None,
+        name=item["thread_name"],
+        owns_gil=bool(item["owns_gil"]),
+        frames=tuple(
+            table.frame(frame["name"], frame["filename"], frame["line"], frame["module"])
+            for frame in item["frames"]
+        ),
+    )
+
+
+def find_suspicious(threads: Sequence[DumpedThread]) -> frozenset[int]:
+    """Pthreads whose stack does not end in a root: torn, or started from C.
+
+    Threads without a name were not made by ``threading`` and may have any root, unless no thread has a name
+    (one that is not UTF-8 takes all names away).
+    """
+    has_names = any(thread.name is not None for thread in threads)
+    return frozenset(
+        thread.pthread
+        for thread in threads
+        if thread.frames and (thread.name is not None or not has_names) and not _is_rooted(thread.frames)
+    )
+
+
+def _is_rooted(frames: Sequence[Frame]) -> bool:
+    return frames[-1].function.rpartition(".")[2] in _ROOTS
+
+
+def mark_torn(first: Dump, second: Dump | None) -> Dump:
+    """The first dump with those suspicious stacks marked that a second dump does not repeat.
+
+    A stack that is rooted in the second is taken from there.
+    """
+    suspicious = find_suspicious(first.threads)
+    later = {thread.pthread: thread for thread in second.threads} if second else {}
+    threads, torn = [], set()
+    for thread in first.threads:
+        again = later.get(thread.pthread)
+        if thread.pthread in suspicious and (again is None or again.frames != thread.frames):
+            if again is not None and again.frames and _is_rooted(again.frames):
+                thread = replace(thread, frames=again.frames)
+            else:
+                torn.add(thread.pthread)
+        threads.append(thread)
+    return replace(first, threads=tuple(threads), torn=frozenset(torn))
+
+
+def find_tids(pid: int, pthreads: Sequence[int], tids: frozenset[int]) -> dict[int, int]:
+    """Pthread to tid, both the target's own, where py-spy knows none (before Python 3.11).
+
+    glibc keeps the tid in ``struct pthread``, which ``thread_id`` points at. The offset is the one at which the most
+    threads hold the number of a living thread, each its own. Raises ``OSError`` when memory may not be read.
+    """
+    blocks = memory.gather(pid, [(pthread, _PTHREAD_BYTES) for pthread in pthreads])
+    offsets: Counter[int] = Counter()
+    words: list[tuple[int, ...]] = []
+    for block in blocks:
+        numbers = struct.unpack("<256i", block) if block else ()
+        words.append(numbers)
+        offsets.update(index for index, number in enumerate(numbers) if number in tids)
+    best: dict[int, int] = {}
+    for index, _ in offsets.most_common(8):
+        found = {
+            pthread: numbers[index]
+            for pthread, numbers in zip(pthreads, words, strict=True)
+            if numbers and numbers[index] in tids
+        }
+        if len(set(found.values())) == len(found) and len(found) > len(best):
+            best = found
+    return best
+
+
+def attach(process: Process, dump: Dump, inner_tids: Mapping[int, int]) -> tuple[Process, tuple[Gap, ...]]:
+    """The process with the dump's stacks on its threads, and what the dump cannot have seen.
+
+    ``inner_tids``: tid inside the target's PID namespace → ours, when they differ.
+    """
+    threads = {thread.tid: thread for thread in process.threads}
+    loose: list[Thread] = []
+    for dumped in dump.threads:
+        tid = inner_tids.get(dumped.tid, dumped.tid) if dumped.tid is not None else None
+        known = threads.get(tid) if tid is not None else None
+        merged = _merge(known or Thread(tid=tid), dumped, dump)
+        if known is not None:
+            threads[tid] = merged
+        else:
+            loose.append(merged)  # began after /proc was read, or its tid is unknown
+    gaps = _doubt(process, dump, inner_tids)
+    return replace(process, threads=(*threads.values(), *loose), taken_at=dump.taken_at), gaps
+
+
+def _merge(thread: Thread, dumped: DumpedThread, dump: Dump) -> Thread:
+    stack = Stack(dumped.frames, dump.method, dumped.pthread in dump.torn) if dumped.frames else None
+    return replace(thread, name=dumped.name, stack=stack, owns_gil=dumped.owns_gil)
+
+
+def _doubt(process: Process, dump: Dump, inner_tids: Mapping[int, int]) -> tuple[Gap, ...]:
+    """A sub-interpreter hides the threads of all others from py-spy (seen with 3.14)."""
+    tids = {inner_tids.get(thread.tid, thread.tid) for thread in dump.threads if thread.tid is not None}
+    main_ended = process.state in ("Z", "X")
+    if not tids or process.pid in tids or main_ended:
+        return ()
+    return (
+        Gap(
+            "py-spy",
+            f"pid {process.pid}",
+            "the main thread is missing from its stacks: a sub-interpreter hides the other threads",
+            f"pystack remote --no-block {process.pid}",
+        ),
+    )
