@@ -37,8 +37,8 @@ __all__ = [
     "load_knowledge",
 ]
 
-_COMMON = frozenset(("build", "launch", "python", "torch"))
-"""Files whose roles occur below every server: compilers, shells, interpreters' helpers."""
+_COMMON = frozenset(("build", "launch", "python", "ray", "torch"))
+"""Files whose roles occur below every server: compilers, shells, interpreters' helpers, Ray's daemons."""
 
 
 class Knowledge:

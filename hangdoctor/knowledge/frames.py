@@ -121,6 +121,41 @@ def _may_be_cut(path: str) -> bool:
     return not path.startswith(("/", "<")) and path.split("/", 1)[0] not in _PACKAGES
 
 
+class StackContext:
+    """What patterns ask of the rest of a stack; names are collected only when one asks."""
+
+    def __init__(self, frames: tuple[Frame, ...]) -> None:
+        self._frames = frames
+        self._top = next((index for index, frame in enumerate(frames) if not frame.is_native), None)
+        self._names: list[frozenset[str]] = []
+
+    def allows(self, pattern: FramePattern, index: int) -> bool:
+        """Whether the conditions of a pattern that fits frame ``index`` hold (``^``, ``<``, ``!<``, ``<<``)."""
+        if pattern.is_top and index != self._top:
+            return False
+        if pattern.called_by and not (
+            index + 1 < len(self._frames) and self._spellings(index + 1) & pattern.called_by
+        ):
+            return False
+        if pattern.inside or pattern.outside:
+            outer = [self._spellings(other) for other in range(index + 1, len(self._frames))]
+            if pattern.inside and not any(names & pattern.inside for names in outer):
+                return False
+            if pattern.outside and any(names & pattern.outside for names in outer):
+                return False
+        return True
+
+    def _spellings(self, index: int) -> frozenset[str]:
+        if not self._names:
+            self._names = [_spell(frame.function) for frame in self._frames]
+        return self._names[index]
+
+
+def _spell(function: str) -> frozenset[str]:
+    name, owner = split_name(function)
+    return frozenset((name, f"{owner}.{name}") if owner else (name,))
+
+
 def parse(text: str) -> FramePattern:
     """Compiles a pattern; raises ``ValueError`` with what is wrong with it."""
     found = _PATTERN.match(text.strip())

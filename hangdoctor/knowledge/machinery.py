@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hangdoctor.knowledge.frames import FramePattern
+from hangdoctor.knowledge.frames import FramePattern, StackContext
 from hangdoctor.model import Thread
 
 
@@ -51,10 +51,10 @@ class MachineryFinder:
     def _find_by_stack(self, thread: Thread) -> str | None:
         if thread.stack is None:
             return None
-        frames = [frame for frame in thread.stack.frames if not frame.is_native]
-        for rule in self.rules:
-            for pattern in rule.stacks:
-                where = frames[:1] if pattern.is_top else frames
-                if any(pattern.fits(frame) for frame in where):
-                    return rule.name
+        context = StackContext(thread.stack.frames)
+        for index, frame in enumerate(thread.stack.frames):
+            for rule in self.rules:
+                for pattern in rule.stacks:
+                    if pattern.fits(frame) and context.allows(pattern, index):
+                        return rule.name
         return None

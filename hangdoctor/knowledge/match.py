@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hangdoctor.knowledge.catalogue import Phase, PhaseMatch, Server, Stage, Via
-from hangdoctor.knowledge.frames import FramePattern, split_name
+from hangdoctor.knowledge.frames import FramePattern, StackContext, split_name
 from hangdoctor.model import Frame, Stack
 
 PRIMITIVE_REACH = 3
@@ -44,6 +44,19 @@ class Rule:
 class _Hit:
     frame: int
     rule: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """Whose phases may occur in a job of one server."""
+
+    certain: frozenset[str] = frozenset(GENERIC_SERVERS)
+    embedded: tuple[tuple[str, str], ...] = ()
+    """Servers that it may embed, with their package: they count where a frame of that package is on the stack."""
+
+    def names(self, frames: tuple[Frame, ...]) -> frozenset[str]:
+        present = {name for name, folder in self.embedded if any(folder in frame.file for frame in frames)}
+        return self.certain | present if present else self.certain
 
 
 class Matcher:
@@ -72,10 +85,9 @@ class Matcher:
         return self._stacks[key]
 
     def _decide(self, frames: tuple[Frame, ...], server: str | None, role: str | None) -> PhaseMatch | None:
-        scope = self._scopes.get(server or _TORCH_JOB) or self._scopes.get(
-            _TORCH_JOB, frozenset(GENERIC_SERVERS)
-        )
-        hits = self._hits(own_frames(frames), scope, role)
+        known = self._scopes.get(server or _TORCH_JOB) or self._scopes.get(_TORCH_JOB, _Scope())
+        own = own_frames(frames)
+        hits = self._hits(own, known.names(own), role)
         steps = [hit for hit in hits if hit.rule.phase.stage is not Stage.ASPECT]
         aspects = [hit for hit in hits if hit.rule.phase.stage is Stage.ASPECT]
         chosen = _step(steps)
@@ -93,7 +105,7 @@ class Matcher:
 
     def _hits(self, frames: tuple[Frame, ...], scope: frozenset[str], role: str | None) -> list[_Hit]:
         hits: list[_Hit] = []
-        context = _Context(frames)
+        context = StackContext(frames)
         for index, frame in enumerate(frames):
             for rule in self._rules(frame):
                 phase = rule.phase
@@ -113,35 +125,6 @@ class Matcher:
         return found
 
 
-class _Context:
-    """Conditions of patterns on the rest of the stack; names are collected only when one asks."""
-
-    def __init__(self, frames: tuple[Frame, ...]) -> None:
-        self._frames = frames
-        self._top = next((index for index, frame in enumerate(frames) if not frame.is_native), None)
-        self._names: list[frozenset[str]] = []
-
-    def allows(self, pattern: FramePattern, index: int) -> bool:
-        if pattern.is_top and index != self._top:
-            return False
-        if pattern.called_by and not (
-            index + 1 < len(self._frames) and self._spellings(index + 1) & pattern.called_by
-        ):
-            return False
-        if pattern.inside or pattern.outside:
-            outer = [self._spellings(other) for other in range(index + 1, len(self._frames))]
-            if pattern.inside and not any(names & pattern.inside for names in outer):
-                return False
-            if pattern.outside and any(names & pattern.outside for names in outer):
-                return False
-        return True
-
-    def _spellings(self, index: int) -> frozenset[str]:
-        if not self._names:
-            self._names = [_spell(frame.function) for frame in self._frames]
-        return self._names[index]
-
-
 def own_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """The frames that belong to the process itself: a forked child still carries the stack of its parent."""
     for index, frame in enumerate(frames):
@@ -150,14 +133,12 @@ def own_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return frames
 
 
-def _spell(function: str) -> frozenset[str]:
-    name, owner = split_name(function)
-    return frozenset((name, f"{owner}.{name}") if owner else (name,))
-
-
-def _scope(name: str, servers: Mapping[str, Server]) -> frozenset[str]:
-    server = servers[name]
-    return frozenset((name, *server.includes, *GENERIC_SERVERS))
+def _scope(name: str, servers: Mapping[str, Server]) -> _Scope:
+    included = [servers[other] for other in servers[name].includes]
+    return _Scope(
+        certain=frozenset((name, *(s.name for s in included if s.package is None), *GENERIC_SERVERS)),
+        embedded=tuple((s.name, f"{s.package}/") for s in included if s.package is not None),
+    )
 
 
 def _step(steps: list[_Hit]) -> _Hit | None:

@@ -22,7 +22,7 @@ class ServerFinder:
         self._packages = {server.package: name for name, server in servers.items() if server.package}
 
     def find(self, processes: Iterable[Process]) -> str | None:
-        """The server that most processes belong to; one that embeds another wins over it, launchers come last."""
+        """The server that most processes belong to; an engine wins over what embeds it, launchers come last."""
         votes: Counter[str] = Counter()
         for process in processes:
             server = self._of(process)
