@@ -68,8 +68,11 @@ class Clock:
 
 def call(function: Callable[[], T], deadline_s: float) -> T | Trouble:
     """``function()`` in a child, or why not. Whatever it returns must be picklable. Never raises for the child."""
-    with Pending(function, deadline_s) as pending:
+    pending = Pending(function, deadline_s)
+    try:
         return pending.result()
+    finally:
+        pending.end()
 
 
 class Pending(Generic[T]):
@@ -83,10 +86,8 @@ class Pending(Generic[T]):
         """Waits for the rest of the deadline. Ask once."""
         return self._child.answer(max(0.0, self._end - time.monotonic()))
 
-    def __enter__(self) -> Pending[T]:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def end(self) -> None:
+        """Kills the child if it still runs. Needed in every case."""
         self._child.end()
 
 

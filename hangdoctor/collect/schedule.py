@@ -1,0 +1,149 @@
+"""When to look, when to stop, and what survives an interruption."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from hangdoctor import __version__
+from hangdoctor.collect import host
+from hangdoctor.collect.look import Look
+from hangdoctor.collect.plan import Plan
+from hangdoctor.collect.procfs import read_table
+from hangdoctor.collect.pyspy import PySpy, find_py_spy
+from hangdoctor.collect.tree import Tree, grow
+from hangdoctor.errors import TargetNotFound
+from hangdoctor.model import Capture, Gap, Snapshot, Target, Tool
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM during a capture; ``capture`` holds every look that was complete, or the one begun."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__("interrupted")
+        self.capture = capture
+
+
+def take_capture(
+    tree: Tree,
+    plan: Plan,
+    *,
+    on_snapshot: Callable[[Capture], None] | None = None,
+    is_enough: Callable[[Capture], bool] | None = None,
+) -> Capture:
+    """Looks at all processes of ``tree`` as often as ``plan`` says and returns what was seen.
+
+    ``on_snapshot(capture)`` is called after every look with all looks so far; ``is_enough(capture)`` then ends the
+    capture early. Processes that appear between looks are included. Raises :class:`Interrupted` with what there is,
+    and :class:`TargetNotFound` when the target is gone before the first look.
+    """
+    with _interruptible():
+        run = _Run(tree, plan)
+        try:
+            run.go(on_snapshot or (lambda capture: None), is_enough or (lambda capture: False))
+        except KeyboardInterrupt:
+            raise Interrupted(run.capture()) from None
+        return run.capture()
+
+
+class _Run:
+    """A capture being taken."""
+
+    def __init__(self, tree: Tree, plan: Plan) -> None:
+        self._tree = tree
+        self._plan = plan
+        self._asked = tree
+        self._snapshots: list[Snapshot] = []
+        self._look: Look | None = None
+        program = find_py_spy()
+        self._program = program if isinstance(program, PySpy) else None
+        self._gaps = [program] if isinstance(program, Gap) else _age_gaps(program)
+
+    def go(self, on_snapshot: Callable[[Capture], None], is_enough: Callable[[Capture], bool]) -> None:
+        began = time.monotonic()
+        for index in range(max(1, self._plan.snapshots)):
+            self._wait_until(began + self._plan.offset_s(index))
+            self._take_look()
+            on_snapshot(self.capture())
+            if not self._snapshots[-1].processes or is_enough(self.capture()):
+                break
+        if self._plan.native and self._program is not None and self._look is not None:
+            self._snapshots[-1] = self._look.add_native(self._program)
+            on_snapshot(self.capture())
+
+    def _take_look(self) -> None:
+        table = read_table()
+        self._tree = grow(self._tree, table)
+        if not self._tree.members and not self._snapshots:
+            raise TargetNotFound(
+                f"{self._tree.asked} ended before it could be looked at",
+                hint="Is it restarting? `hangdoctor attach --name PATTERN` finds the new one.",
+            )
+        previous = self._snapshots[-1] if self._snapshots else None
+        self._look = Look(self._plan, self._program)
+        self._snapshots.append(self._look.take([table[pid] for pid in self._tree.pids], previous))
+
+    def _wait_until(self, moment: float) -> None:
+        time.sleep(max(0.0, moment - time.monotonic()))
+
+    def capture(self) -> Capture:
+        """All complete looks; if there is none, the one that was begun."""
+        snapshots = tuple(self._snapshots)
+        gaps = tuple(self._gaps)
+        if not snapshots and self._look is not None and self._look.processes:
+            snapshots = (self._look.snapshot(),)
+            gaps = (
+                *gaps,
+                Gap("collect", "the target", "interrupted during the first look", "Let it finish."),
+            )
+        target = Target(
+            asked=self._asked.asked,
+            pid=self._asked.asked_pid,
+            start_ticks=_start_of(self._asked),
+            root_pid=self._asked.root,
+        )
+        tool = Tool(
+            __version__, self._plan.knowledge_revision, self._program.version if self._program else None
+        )
+        return Capture(tool, target, (host.read_host(_tier(snapshots)),), snapshots, gaps)
+
+
+def _start_of(tree: Tree) -> int | None:
+    pid = tree.root if tree.asked_pid is None else tree.asked_pid
+    return next((member.start_ticks for member in tree.members if member.pid == pid), None)
+
+
+def _tier(snapshots: tuple[Snapshot, ...]) -> str | None:
+    """What the kernel allowed, judged by what it gave: kernel stacks, system calls, or neither."""
+    threads = [
+        thread for snapshot in snapshots for process in snapshot.processes for thread in process.threads
+    ]
+    if not threads:
+        return None
+    if any(thread.kernel_stack for thread in threads):
+        return "root"
+    return "attach" if any(thread.syscall for thread in threads) else "none-attach"
+
+
+def _age_gaps(program: PySpy) -> list[Gap]:
+    if not program.is_old:
+        return []
+    reason = f"py-spy {program.version} at {program.path} is old: it may fail, or leave a target stopped with --native"
+    return [Gap("py-spy", "this machine", reason, "pip install -U 'py-spy>=0.4.1'")]
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM acts like Ctrl-C while looks are taken, where nobody else handles it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
