@@ -1,0 +1,117 @@
+"""Runs hangdoctor as a user would and compares its answer with the right one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plan import Expect
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ATTACH_LIMIT_S = 120
+EXIT_BY_KIND = {"ready": 0, "slow": 0, "hung": 3, "unknown": 4}
+
+
+@dataclass
+class Look:
+    """One ``hangdoctor attach``."""
+
+    command: list[str]
+    exit_code: int | None
+    wall_s: float
+    report: dict = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> str:
+        verdict = self.report.get("verdict", {})
+        ranks = [culprit.get("rank") or culprit.get("role") for culprit in verdict.get("culprits", [])]
+        return f"{verdict.get('kind')} {verdict.get('confidence')} {verdict.get('cause')} {json.dumps(ranks)}"
+
+
+def tool_environ(work: Path) -> dict[str, str]:
+    tools = work / "tools"
+    paths = [str(REPOSITORY), str(tools)] if tools.exists() else [str(REPOSITORY)]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def attach(pid: int, folder: Path, work: Path, options: tuple[str, ...]) -> Look:
+    """Attach to ``pid``; report.json, bundle and stderr are left in ``folder``."""
+    command = [sys.executable, "-m", "hangdoctor", "attach", str(pid), "--json"]
+    command += ["--bundle", str(folder / "capture.hang"), *options]
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, capture_output=True, cwd=REPOSITORY, env=tool_environ(work), timeout=ATTACH_LIMIT_S
+        )
+    except subprocess.TimeoutExpired as late:
+        look = Look(command, None, time.monotonic() - started)
+        look.problems.append(f"attach did not end in {ATTACH_LIMIT_S} s")
+        (folder / "stderr.txt").write_bytes(late.stderr or b"")
+        return look
+    look = Look(command, done.returncode, time.monotonic() - started)
+    (folder / "report.json").write_bytes(done.stdout)
+    (folder / "stderr.txt").write_bytes(done.stderr)
+    try:
+        look.report = json.loads(done.stdout)
+    except ValueError:
+        words = done.stderr.decode(errors="replace").strip().splitlines()
+        look.problems.append(f"no JSON report, exit code {done.returncode}: {words[-1] if words else ''}")
+    return look
+
+
+def judge(look: Look, expect: Expect) -> None:
+    """Adds to ``look.problems`` whatever is not as expected."""
+    if not look.report:
+        return
+    verdict = look.report["verdict"]
+    kind, cause, culprits = verdict["kind"], verdict["cause"], verdict["culprits"]
+    if expect.kinds and kind not in expect.kinds:
+        look.problems.append(f"kind {kind}, expected {' or '.join(expect.kinds)}")
+    if expect.causes and cause not in expect.causes:
+        look.problems.append(f"cause {cause}, expected {' or '.join(expect.causes)}")
+    named = [" ".join(_names(culprit)) for culprit in culprits]
+    if expect.ranks and not any(rank in words.split() for rank in expect.ranks for words in named):
+        look.problems.append(f"culprits {named}, expected {' or '.join(expect.ranks)}")
+    phases = [str(culprit.get("phase")) for culprit in culprits]
+    if expect.phases and not any(phase.endswith(end) for phase in phases for end in expect.phases):
+        look.problems.append(f"phases {phases}, expected {' or '.join(expect.phases)}")
+    if look.exit_code != EXIT_BY_KIND.get(kind):
+        look.problems.append(f"exit code {look.exit_code} for {kind}")
+
+
+def _names(culprit: dict) -> list[str]:
+    rank = culprit.get("rank") or {}
+    words = [f"{name.upper()}{rank[name]}" for name in ("tp", "pp", "dp") if rank.get(name) is not None]
+    return [*words, *(str(rank[key]) for key in ("global", "local") if rank.get(key) is not None)]
+
+
+def watch(pid: int, folder: Path, work: Path, seconds: float) -> list[str]:
+    """Let ``hangdoctor watch`` look on for so long, then interrupt it as a user would; what went wrong."""
+    command = [sys.executable, "-m", "hangdoctor", "watch", str(pid)]
+    with (folder / "watch.txt").open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, env=tool_environ(work), stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            process.wait(seconds)
+            return [f"watch ended by itself with {process.returncode}"]
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return ["watch did not end within 20 s of Ctrl-C"]
+    return []

@@ -1,0 +1,196 @@
+"""Starts a target as a user would, says when it is in a state, and leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from plan import Life, Scenario
+
+HERE = Path(__file__).parent
+STARTUP_FAULTS = ("nccl_init", "slow_dequant", "kv_alloc")
+"""These strike while the server starts, so they are armed before it does."""
+
+FAULTS = (*STARTUP_FAULTS, "lock_forward", "lock_cycle", "gpu_spin", "skip_allreduce")
+WAIT_S = 240.0
+
+
+class NotReached(Exception):
+    """The target did not come into the state, or died on the way."""
+
+
+def _processes() -> Iterator[tuple[int, tuple[int, int, str]]]:
+    """Every live process: parent, session, command name. Zombies are left out."""
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = Path(entry.path, "stat").read_text(errors="replace")
+        except OSError:
+            continue
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        state, parent, _, session = rest.split()[:4]
+        if state not in "ZX":
+            yield int(entry.name), (int(parent), int(session), name)
+
+
+class Target:
+    """One started server or job. ``folder`` gets its log and the control panel of its faults."""
+
+    def __init__(self, life: Life, folder: Path, work: Path, port: int) -> None:
+        self.life, self.port = life, port
+        self.panel = folder / "panel"
+        self.panel.mkdir(parents=True)
+        for fault in FAULTS:
+            os.mkfifo(self.panel / f"{fault}.release")
+        for scenario in life.scenarios:
+            if scenario.arm in STARTUP_FAULTS:
+                self.arm(scenario.arm, scenario.parameter)
+        self.log = folder / "server.log"
+        command, environ = self._command(work)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **environ, "HD_FAULTS": str(self.panel), "PYTHONUNBUFFERED": "1"},
+            )
+        self.known: set[int] = set()
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _command(self, work: Path) -> tuple[list[str], dict[str, str]]:
+        if self.life.program == "torch":
+            run = [
+                "-m",
+                "torch.distributed.run",
+                "--nnodes=1",
+                "--nproc-per-node=2",
+                "--master-addr=127.0.0.1",
+            ]
+            job = [str(HERE / "torch_job.py"), str(self.panel), *self.life.options]
+            return [sys.executable, *run, f"--master-port={self.port}", *job], {}
+        serve = ["-m", "sglang.launch_server", "--model-path", str(work / "model"), "--tp-size", "2"]
+        serve += ["--host", "127.0.0.1", "--port", str(self.port), "--attention-backend", "triton"]
+        serve += ["--sampling-backend", "pytorch", "--grammar-backend", "none", *self.life.options]
+        paths = [str(HERE / "faults"), str(work / "site")]
+        environ = {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PATH": f"{work / 'site' / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(work / "home"),  # all JIT caches of this machine's runs; the first start is cold
+        }
+        return [sys.executable, *serve], environ
+
+    def arm(self, fault: str, parameter: str) -> None:
+        (self.panel / fault).write_text(parameter)
+
+    def release(self, fault: str) -> None:
+        """Let the victim go on; it need not be there any more."""
+        (self.panel / fault).unlink(missing_ok=True)
+        try:
+            os.close(os.open(self.panel / f"{fault}.release", os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            return
+
+    def wait(self, scenario: Scenario) -> None:
+        """Return once the state of ``scenario`` is there; raise :class:`NotReached` otherwise."""
+        reached = self.panel / f"{scenario.wait_for or scenario.arm}.reached"
+        tests: dict[str, Callable[[], bool]] = {
+            "": lambda: True,
+            "time": lambda: time.monotonic() - started >= float(scenario.wait_for),
+            "reached": reached.exists,
+            "ready": lambda: "fired up and ready to roll" in self.log_text(),
+            "log": lambda: re.search(scenario.wait_for, self.log_text()) is not None,
+            "child": lambda: any(re.fullmatch(scenario.wait_for, name) for _, name in self.members()),
+        }
+        started = time.monotonic()
+        while not tests[scenario.wait]():
+            if self.process.poll() is not None:
+                raise NotReached(f"the target ended with {self.process.returncode}")
+            if time.monotonic() - started > WAIT_S:
+                raise NotReached(f"not reached in {WAIT_S:.0f} s: {scenario.wait} {scenario.wait_for}")
+            time.sleep(0.25)
+        time.sleep(scenario.settle_s)
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def members(self) -> list[tuple[int, str]]:
+        """Pid and command name of every process that the target started and that still lives.
+
+        torchrun's workers and some compile workers have sessions of their own and lose their parent when it is
+        killed, so what was once seen as a descendant stays a member.
+        """
+        table = dict(_processes())
+        for pid, (parent, session, _) in sorted(table.items()):
+            if self.pid in (pid, session) or parent in self.known:
+                self.known.add(pid)
+        return [(pid, table[pid][2]) for pid in sorted(self.known) if pid in table]
+
+    def victim(self) -> int:
+        """The scheduler of rank TP1, by its title."""
+        for pid, _ in self.members():
+            try:
+                title = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"scheduler_TP1" in title:
+                return pid
+        raise NotReached("no process is titled scheduler_TP1")
+
+    def start_request(self) -> None:
+        """One request in the background; nobody waits for its answer here."""
+        self._client("request", str(self.port))
+
+    def start_load(self, counts: Path) -> subprocess.Popen[bytes]:
+        """Eight streams of requests until the process is ended."""
+        return self._client("load", str(self.port), str(counts))
+
+    def _client(self, *words: str) -> subprocess.Popen[bytes]:
+        client = subprocess.Popen([sys.executable, str(HERE / "client.py"), *words], start_new_session=True)
+        self.children.append(client)
+        return client
+
+    def recovered(self, seconds: float = 25.0) -> bool:
+        """Whether it answers a short request again."""
+        body = {"text": "again", "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/generate",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=seconds) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def end(self) -> None:
+        """Kill the whole session and our own clients."""
+        for client in self.children:
+            client.kill()
+            client.wait()
+        for _ in range(20):
+            alive = [pid for pid, _ in self.members()]
+            for pid in alive:
+                for sign in (signal.SIGKILL, signal.SIGCONT):
+                    try:
+                        os.kill(pid, sign)
+                    except ProcessLookupError:
+                        break
+            if self.process.poll() is not None and not alive:
+                return
+            time.sleep(0.25)
