@@ -1,0 +1,131 @@
+"""`attach` on real torch.distributed jobs: the right kind, rank, frame and cause; silence on healthy ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.jobs import Answer, GlooJob, JobKeeper, attach, needs_torch, no_process_left
+
+__all__ = ["no_process_left"]
+pytestmark = [*needs_torch, pytest.mark.slow]
+
+HUNG, NOT_HUNG = 3, 0
+WALL_LIMIT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The right answer to one fault."""
+
+    fault: str
+    kind: str
+    causes: tuple[str, ...]
+    functions: frozenset[str]
+    """Frames that a person would blame, most often one."""
+
+
+FAULTS = [
+    Truth("sleep", "hung", ("laggard",), frozenset({"load_tokenizer"})),
+    # The thread that keeps the lock is to blame; where the holder cannot be read, the line that waits for it.
+    Truth("lock", "hung", ("lock-held",), frozenset({"prefetch_pages", "read_cache", "wait"})),
+    Truth("gil", "hung", ("gil-held",), frozenset({"call_driver"})),
+    Truth("stopped", "hung", ("stopped-process",), frozenset({"stage_batch"})),
+    Truth(
+        "compute",
+        "slow",
+        ("dequantizing",),
+        frozenset({"dequantize_layers", "unpack_int4", "scale_groups", "check_layer"}),
+    ),
+]
+# Prime or odd worlds, culprits neither first nor last, three ways to launch.
+JOBS = [("popen", 4, 2), ("spawn", 7, 5), ("torchrun", 5, 3)]
+
+
+@pytest.fixture(scope="module")
+def keeper() -> Iterator[JobKeeper]:
+    keeper = JobKeeper()
+    yield keeper
+    keeper.close()
+
+
+def assert_blames(answer: Answer, job: GlooJob, truth: Truth) -> None:
+    assert answer.kind == truth.kind, answer.told()
+    assert answer.exit_code == (HUNG if truth.kind == "hung" else NOT_HUNG)
+    assert answer.culprit_pids == {job.culprit_pid}, answer.told()
+    assert answer.culprit_ranks == {job.culprit}, answer.told()
+    assert answer.cause in truth.causes, answer.told()
+    assert answer.culprit_functions <= truth.functions, answer.told()
+    assert answer.culprit_functions or truth.fault == "stopped"
+    victims = {victim["pid"] for victim in answer.report["verdict"]["victims"]}
+    assert victims >= set(job.rank_pids) - {job.culprit_pid}, answer.told()
+    assert answer.wall_s < WALL_LIMIT_S
+
+
+@pytest.mark.parametrize("job_kind", JOBS, ids=lambda kind: f"{kind[0]}-{kind[1]}")
+@pytest.mark.parametrize("truth", FAULTS, ids=lambda truth: truth.fault)
+def test_one_rank_holds_up_the_others(
+    keeper: JobKeeper, job_kind: tuple[str, int, int], truth: Truth
+) -> None:
+    job = keeper.get(*job_kind)
+    with job.suffer(truth.fault):
+        assert_blames(attach(job.pid), job, truth)
+
+
+@pytest.mark.parametrize("job_kind", JOBS, ids=lambda kind: f"{kind[0]}-{kind[1]}")
+def test_idle_in_a_queue_is_ready(keeper: JobKeeper, job_kind: tuple[str, int, int]) -> None:
+    job = keeper.get(*job_kind)
+    answer = attach(job.pid)
+    assert answer.kind == "ready", answer.told()
+    assert answer.cause == "idle", answer.told()
+    assert answer.exit_code == NOT_HUNG
+    assert answer.culprits == []
+
+
+def test_any_pid_of_the_job_will_do(keeper: JobKeeper) -> None:
+    job = keeper.get("torchrun", 5, 3)
+    with job.suffer("sleep"):
+        answer = attach(job.rank_pids[1], "--snapshots", "2", "--interval", "1")
+        assert answer.kind == "hung", answer.told()
+        assert answer.culprit_ranks == {3}, answer.told()
+        assert {row["pid"] for row in answer.report["processes"]} >= set(job.rank_pids)
+
+
+def test_running_collectives_are_not_hung(keeper: JobKeeper) -> None:
+    """Twin: the same ranks in the same collective, but it ends each time."""
+    job = keeper.get("popen", 4, 2)
+    with job.train():
+        answer = attach(job.pid)
+    assert answer.kind in ("ready", "slow"), answer.told()
+    assert answer.culprits == [] or answer.kind == "slow", answer.told()
+
+
+def test_different_collectives(keeper: JobKeeper) -> None:
+    job = keeper.get("popen", 4, 2)
+    with job.mismatch():
+        answer = attach(job.pid)
+    assert answer.kind == "hung", answer.told()
+    assert answer.cause == "collective-mismatch", answer.told()
+    assert answer.culprit_ranks == {2}, answer.told()
+
+
+def test_dead_rank_not_reaped(keeper: JobKeeper) -> None:
+    job = keeper.get("popen", 4, 2)
+    with job.lose_rank():
+        answer = attach(job.pid)
+    assert answer.kind == "hung", answer.told()
+    assert answer.cause == "dead-process", answer.told()
+    assert answer.culprit_pids == {job.culprit_pid}, answer.told()
+    assert answer.culprit_ranks == {2}, answer.told()
+
+
+def test_dead_rank_gone_without_a_trace(keeper: JobKeeper) -> None:
+    """Its parent has reaped it: only the size of the world says that somebody is missing."""
+    job = keeper.get("reap", 3, 1)
+    with job.lose_rank():
+        answer = attach(job.pid)
+    assert answer.kind == "hung", answer.told()
+    assert answer.cause in ("dead-process", "missing-peer"), answer.told()
+    assert answer.culprit_ranks == {1}, answer.told()
