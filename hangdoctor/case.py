@@ -6,6 +6,7 @@ not on a CPU"; whether that is a hang is for :mod:`hangdoctor.analysis.verdict`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -185,33 +186,31 @@ class Case:
         return times[-1] - times[0] if len(times) > 1 else 0.0
 
 
-_STANDARD_LIBRARY = (
-    "threading.py",
-    "queue.py",
-    "selectors.py",
-    "subprocess.py",
-    "contextlib.py",
-    "socket.py",
-    "ssl.py",
+_PLUMBING = re.compile(
+    r"(^|/)(threading|queue|selectors|subprocess|contextlib|socket|ssl|_contextlib)\.py$"
+    r"|<frozen |/zmq/|(^|/)torch/cuda/|/multiprocessing/"
 )
+"""Files whose frames say how a thread waits, not what for: their caller is the better name."""
+
+_NAMES_ITSELF = frozenset({Activity.WAIT_COLLECTIVE, Activity.WAIT_PEER})
 
 
 def naming_frame(view: ThreadView) -> Frame | None:
-    """The frame that tells a reader most: the innermost one that is not interpreter plumbing.
+    """The frame that tells a reader most.
 
-    A stack that ends in ``Condition.wait (threading.py)`` is named by that frame's caller; a collective keeps
-    its own name (``all_reduce``), because that is the news.
+    A collective or a rendezvous keeps its own name (``all_reduce``), because that is the news. Otherwise the
+    innermost frame that is not plumbing: ``Condition.wait (threading.py)`` is named by its caller.
     """
     stack = view.thread.stack
     if stack is None or not stack.frames:
         return None
     match = view.match
-    if match is not None and match.aspect_frame is not None:
-        return stack.frames[match.aspect_frame]
-    if match is not None and match.phase.stage.value == "aspect":
-        return stack.frames[match.frame]
+    if match is not None and view.activity in _NAMES_ITSELF:
+        aspect = match.aspect or match.phase
+        index = match.aspect_frame if match.aspect_frame is not None else match.frame
+        if aspect.server == "torch":
+            return stack.frames[index]
     for frame in stack.frames:
-        name = frame.file.rsplit("/", 1)[-1]
-        if not frame.is_native and name not in _STANDARD_LIBRARY:
+        if not frame.is_native and not _PLUMBING.search(frame.file):
             return frame
     return stack.frames[0]

@@ -14,6 +14,9 @@ SPIN_RECURRENCE = 0.4
 at 0.18 or below, six kinds of spin at 0.41 or above (measured; three slower kinds of spin are missed)."""
 SPIN_SAMPLES = 100
 
+_YIELDS_TO_KERNEL = frozenset({Activity.RUN, Activity.WAIT_IO})
+"""What a phase usually does; the system call says what it does now (a lock inside a forward pass)."""
+
 _BY_CALL = {
     "read": Activity.WAIT_IO,
     "readv": Activity.WAIT_IO,
@@ -70,7 +73,7 @@ def classify(thread: Thread, match: PhaseMatch | None, process: Process) -> Acti
     if state == "D":
         return Activity.UNINTERRUPTIBLE
     known = meaning(match)
-    if known is not None:
+    if known is not None and not (known in _YIELDS_TO_KERNEL and thread.syscall is not None):
         return known
     if is_spinning(thread):
         return Activity.SPIN
@@ -78,7 +81,7 @@ def classify(thread: Thread, match: PhaseMatch | None, process: Process) -> Acti
         return _from_syscall(thread.syscall, thread)
     if state == "R" or (state is None and thread.is_active_hint):
         return Activity.RUN
-    return Activity.BLOCKED
+    return known or Activity.BLOCKED
 
 
 def meaning(match: PhaseMatch | None) -> Activity | None:

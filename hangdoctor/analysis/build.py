@@ -42,10 +42,10 @@ def build_case(capture: Capture, knowledge: Knowledge) -> Case:
     everyone = [p for snapshot in capture.snapshots for p in snapshot.processes]
     server = knowledge.find_server(everyone)
     identities = identify.collect_identities(capture, knowledge, server)
-    builder = _Builder(capture, knowledge, server, identities)
+    world = identify.expected_world(everyone, server)
+    builder = _Builder(capture, knowledge, server, identities, world.local)
     drafts = [builder.draft(identity) for identity in identities]
     members = builder.finish(drafts)
-    world = identify.expected_world(everyone, server)
     return Case(
         capture=capture,
         server=server,
@@ -69,7 +69,9 @@ class _Builder:
         knowledge: Knowledge,
         server: str | None,
         identities: Sequence[Identity],
+        expected: int | None,
     ) -> None:
+        self._expected = expected
         self._capture = capture
         self._knowledge = knowledge
         self._server = server
@@ -143,7 +145,7 @@ class _Builder:
             replace(identity, role=self._role(identity, leads[identity.key], has_python))
             for identity, _ in drafts
         ]
-        dealt = identify.number_unnamed_ranks(resolved)
+        dealt = identify.number_unnamed_ranks(resolved, self._expected)
         return tuple(
             self._member(identity, tracks, leads[identity.key], dealt)
             for identity, (_, tracks) in zip(resolved, drafts, strict=True)

@@ -139,4 +139,5 @@ def cite_victims(book: EvidenceBook, label: str, victims: tuple[Member, ...]) ->
     if first is None or first.lead is None or first.lead.last.thread.stack is None:
         return None
     stack = first.lead.last.thread.stack
-    return book.cite(label, stack.method.value, f"{len(victims)} alike: {name_stack(stack, 4)}")
+    alike = f"{len(victims)} wait, the first in: " if len(victims) > 1 else ""
+    return book.cite(label, stack.method.value, f"{alike}{name_stack(stack, 4)}")

@@ -112,27 +112,29 @@ def parse_rank(text: str) -> Rank:
     return Rank(text=text)
 
 
-def number_unnamed_ranks(identities: Sequence[Identity]) -> dict[Key, Rank]:
+def number_unnamed_ranks(identities: Sequence[Identity], expected: int | None) -> dict[Key, Rank]:
     """Ranks for siblings that carry no number yet, by elimination or by the order of their start.
 
     A vLLM worker has no number before its process group exists, and nothing else tells. Pids wrap, so the start
-    time decides; when some siblings do have numbers the missing ones are dealt out.
+    time decides; when some siblings do have numbers the missing ones are dealt out. ``expected`` ranks at most:
+    a server starts its ranks before its other children, which look alike until they have a title.
     """
-    families: dict[tuple[str | None, int | None, str | None], list[Identity]] = defaultdict(list)
+    families: dict[tuple[str | None, int | None], list[Identity]] = defaultdict(list)
     for identity in identities:
         if identity.role is not None and identity.role.kind is RoleKind.RANK:
-            family = (identity.key.host, identity.last.ppid, identity.role.id)
-            families[family].append(identity)
+            families[(identity.key.host, identity.last.ppid)].append(identity)
     dealt: dict[Key, Rank] = {}
     for siblings in families.values():
         unnamed = [i for i in siblings if i.rank is None]
         if not unnamed or len(siblings) < 2:
             continue
         taken = {_ordinal(i.rank) for i in siblings if i.rank is not None}
-        free = (n for n in range(len(siblings) + len(taken)) if n not in taken)
+        free = (n for n in range(expected or len(siblings) + len(taken)) if n not in taken)
         is_tensor_parallel = siblings[0].last.rank_hint is None and siblings[0].role is not PROCESS
         for identity in sorted(unnamed, key=lambda i: (i.key.start_ticks or 0, i.key.pid)):
-            number = next(free)
+            number = next(free, None)
+            if number is None:
+                break
             dealt[identity.key] = (
                 Rank(tp=number, host=identity.key.host, text="by order of start")
                 if is_tensor_parallel

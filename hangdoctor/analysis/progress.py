@@ -22,9 +22,9 @@ SMALLEST_FILE_BYTES = 64 * 1024
 """A file below this size is configuration, not a load."""
 LOAD_RATE_BYTES_S = 256 * 1024
 """Reads below this rate are housekeeping (a watchdog reading /proc), not a load."""
-CYCLING_SWITCHES_S = 2.0
+CYCLING_SWITCHES_S = 5.0
 """Wake-ups per second from which an unchanged stack is an event loop. An idle SGLang scheduler makes hundreds,
-one that waits for a stopped peer about one (8 in 6 s, measured)."""
+one that waits for a stopped peer one or two (8 in 6 s, measured; a ptrace stop by another tool adds some)."""
 BUSY_SHARE = 0.5
 """Share of one core from which an unchanged stack counts as busy."""
 
@@ -222,7 +222,7 @@ def _anonymous_load_moves(pair: Pair) -> Iterator[Progress]:
     if a.io is not None and b.io is not None and pair.seconds:
         rate = max(b.io.read_chars - a.io.read_chars, b.io.read_bytes - a.io.read_bytes) / pair.seconds
         if rate >= LOAD_RATE_BYTES_S:
-            yield Progress(ProgressClass.PROOF, "reads weights", rate, "bytes/s")
+            yield Progress(ProgressClass.PROOF, "reads files", rate, "bytes/s")
     major = _delta(a.major_faults, b.major_faults)
     if major:
         yield Progress(ProgressClass.PROOF, f"faulted in {major} more pages of mapped files from storage")

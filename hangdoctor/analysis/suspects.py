@@ -62,9 +62,13 @@ def _has_ranks(case: Case) -> bool:
 
 
 def _furthest_behind(members: list[Member]) -> list[Member]:
-    """While starting up, those in the earliest phase are the ones to watch; ranks before their supervisors."""
+    """Those in the earliest phase are the ones to watch: the later ones got past it. Ranks before supervisors.
+
+    Also within a step: a rank whose GPU wait sits in the forward pass holds up one that waits for its sample.
+    """
     ranks = [m for m in members if m.kind is RoleKind.RANK] or members
-    orders = {m.key: m.phase.order for m in ranks if m.phase is not None and m.phase.stage is Stage.STARTUP}
+    ordered = (Stage.STARTUP, Stage.SERVING)
+    orders = {m.key: m.phase.order for m in ranks if m.phase is not None and m.phase.stage in ordered}
     if len(orders) == len(ranks) and orders:
         least = min(orders.values())
         return [m for m in ranks if orders[m.key] == least]

@@ -13,11 +13,16 @@ from enum import Enum
 from typing import NamedTuple
 
 from hangdoctor.analysis.cycles import find_cycles
+from hangdoctor.analysis.identify import FOREIGN
 from hangdoctor.analysis.progress import newest_sequences
 from hangdoctor.case import Case, Key, Member, Movement, ThreadTrack
 from hangdoctor.knowledge.catalogue import RoleKind, Stage
-from hangdoctor.model import Activity, Rank
+from hangdoctor.model import Activity, Process, Rank
 from hangdoctor.report import Strength
+
+
+_WAITING_KINDS = (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER)
+"""A compiler that waits for its compiler, or a resource tracker for its parent, is nobody's news."""
 
 
 class EdgeKind(str, Enum):
@@ -25,6 +30,7 @@ class EdgeKind(str, Enum):
 
     LOCK = "lock"
     COLLECTIVE = "collective"
+    GPU = "gpu"
     PHASE = "phase"
     LOCK_FILE = "lock file"
     CHILD = "child"
@@ -92,7 +98,12 @@ def is_stopped(member: Member) -> bool:
 
 def is_dead(member: Member) -> bool:
     """Gone, a zombie, or being torn down: it will never answer."""
-    return member.is_gone or member.last.state in ("Z", "X", "x")
+    return member.is_gone or member.last.state in ("Z", "X", "x") or _is_dying(member.last)
+
+
+def _is_dying(process: Process) -> bool:
+    """Its memory is gone already: it looks like a kernel thread, for up to seconds after a kill (seen with vLLM)."""
+    return process.rss_bytes == 0 and not process.command and process.state != "I"
 
 
 def in_collective(member: Member) -> bool:
@@ -163,13 +174,14 @@ def build_graph(case: Case) -> WaitGraph:
 def _edges(case: Case) -> Iterator[Edge]:
     for member in case.members:
         yield from _lock_edges(case, member)
-        if member.lead is None or is_stopped(member) or is_dead(member) or is_idle(member):
+        if member.kind not in _WAITING_KINDS or is_stopped(member) or is_dead(member) or is_idle(member):
             continue
+        yield from _lock_file_edges(case, member)  # a polled lock: a wait is a wait, however short so far
         if not is_settled(member.lead):
             continue
         yield from _collective_edges(case, member)
+        yield from _gpu_edges(case, member)
         yield from _phase_edges(case, member)
-        yield from _lock_file_edges(case, member)
         yield from _child_edges(case, member)
         yield from _connection_edges(case, member)
 
@@ -267,6 +279,38 @@ def _outside(peers: Sequence[Member], name: str | None) -> list[Member]:
     return [p for p in peers if not (in_collective(p) and collective_name(p) == name)]
 
 
+def _gpu_edges(case: Case, member: Member) -> Iterator[Edge]:
+    """A GPU that does not finish usually runs a collective: it waits for ranks that are behind in the same step."""
+    lead = member.lead
+    if lead is None or lead.last.activity is not Activity.WAIT_GPU or member.kind is not RoleKind.RANK:
+        return
+    for peer in case.ranks:
+        if (
+            peer is member
+            or not same_group(member.rank, peer.rank)
+            or is_idle(peer)
+            or not is_settled(peer.lead)
+        ):
+            continue
+        if _is_earlier(peer, member):
+            yield Edge(
+                EdgeKind.GPU,
+                lead_node(member),
+                lead_node(peer),
+                "waits for its GPU, and that for",
+                None,
+                Strength.LIKELY,
+            )
+
+
+def _is_earlier(peer: Member, member: Member) -> bool:
+    """Whether ``peer`` stands before ``member`` in the order of a step."""
+    if peer.phase is None or member.phase is None or peer.phase.stage is Stage.ASPECT:
+        waits = peer.lead.last.activity if peer.lead else None
+        return waits not in (Activity.WAIT_GPU, Activity.WAIT_COLLECTIVE)
+    return peer.phase.order < member.phase.order
+
+
 # -- phases that say whom they wait for ----------------------------------------------------------
 
 
@@ -274,7 +318,7 @@ def _phase_edges(case: Case, member: Member) -> Iterator[Edge]:
     phase = member.phase
     aspect = member.aspect
     lead = member.lead
-    if phase is None or lead is None or lead.last.activity is Activity.WAIT_COLLECTIVE:
+    if phase is None or lead is None or lead.last.activity not in (Activity.WAIT_PEER, Activity.WAIT_CHILD):
         return
     if phase.server == "python" or phase.stage is Stage.IDLE:
         return  # a pipe or a queue does not say who is at its other end; connections do
@@ -299,7 +343,8 @@ def _awaited(case: Case, member: Member, waits_for: str) -> list[Member]:
     if waits_for in ("workers", "ranks", "schedulers"):
         return _unready(case, member)
     if waits_for == "children":
-        return [m for m in case.members if m.last.ppid == member.pid and m.kind is not RoleKind.HELPER]
+        # Build steps are the rank's own work and judged with it; their end must not make it wait for the dead.
+        return [m for m in case.principals if m.last.ppid == member.pid and m.key.host == member.key.host]
     return [
         m
         for m in case.principals
@@ -394,7 +439,7 @@ def _child_edges(case: Case, member: Member) -> Iterator[Edge]:
         return  # its build steps are its own work, judged with it
     for child in case.members:
         is_own = child.last.ppid == member.pid and child.key.host == member.key.host
-        if is_own and child.kind is not RoleKind.HELPER:
+        if is_own and (child.kind in _WAITING_KINDS or child.role is FOREIGN) and not is_dead(child):
             yield Edge(
                 EdgeKind.CHILD,
                 lead_node(member),
@@ -420,7 +465,7 @@ def _connection_edges(case: Case, member: Member) -> Iterator[Edge]:
         if socket.fd == call.fd:
             ends.update(socket.peers)
     ends.discard(member.pid)
-    holders = [m for m in case.members if m.pid in ends and m.kind is not RoleKind.HELPER]
+    holders = [m for m in case.members if m.pid in ends and m.kind in _WAITING_KINDS]
     strength = Strength.LIKELY if len(holders) == 1 else Strength.POSSIBLE
     for holder in holders:
         yield Edge(

@@ -14,17 +14,33 @@ from hangdoctor.report import Cause, Confidence, Kind
 def check(situation: Situation) -> Finding | None:
     """Fires when a rank or supervisor is gone or a zombie while others live, or a rank number is missing."""
     case = situation.case
+    orphans = [m for m in case.ranks if case.server in _HAS_PARENT and m.last.ppid == 1]
+    if orphans:
+        return _orphaned(orphans)
     dead = [m for m in case.principals if is_dead(m)]
-    alive = [m for m in case.principals if not is_dead(m)]
-    if dead and alive:
+    if dead:
         return _died(situation, dead)
     return _missing(case)
+
+
+_HAS_PARENT = ("sglang", "vllm")
+"""Servers whose ranks are always children of another of their processes."""
+
+
+def _orphaned(orphans: list[Member]) -> Finding:
+    labels = fold_labels(m.label for m in orphans)
+    return Finding(
+        Kind.HUNG,
+        Confidence.LIKELY,
+        Cause.DEAD_PROCESS,
+        f"the parent of {labels} has died: they were handed to pid 1",
+    )
 
 
 def _died(situation: Situation, dead: list[Member]) -> Finding:
     waiting = any(situation.graph.waiters_on(s.node) for s in (Suspect(m, m.lead) for m in dead))
     labels = fold_labels(m.label for m in dead)
-    how = "is a zombie: it died and its parent has not reaped it" if not dead[0].is_gone else "has vanished"
+    how = _HOW.get(dead[0].last.state or "", "is being torn down") if not dead[0].is_gone else "has vanished"
     return Finding(
         Kind.HUNG,
         Confidence.CERTAIN if waiting else Confidence.LIKELY,
@@ -32,6 +48,9 @@ def _died(situation: Situation, dead: list[Member]) -> Finding:
         f"{labels} {how}",
         tuple(Suspect(m, m.lead) for m in dead),
     )
+
+
+_HOW = {"Z": "is a zombie: it died and its parent has not reaped it", "X": "is dead"}
 
 
 def _missing(case: Case) -> Finding | None:
