@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +41,10 @@ class Stage:
 def find_stages(captures: Path) -> Iterator[Stage]:
     """Every stage below the folder of recordings."""
     for archive in sorted(captures.glob("*-cpu/*.tar.gz")):
-        yield Stage(archive.name.removesuffix(".tar.gz"), partial(cpu.load, archive))
+        name = archive.name.removesuffix(".tar.gz")
+        yield Stage(name, partial(cpu.load, archive))
+        if "two-nodes" in name:
+            yield Stage(f"{name}-node0", partial(_node0, archive))
     for folder in sorted(path.parent for path in captures.glob("*/t0.json.gz")):
         looks = [folder / f"{look}.json.gz" for look in ("t0", "t1", "t2")]
         yield Stage(folder.name, partial(h200.load, looks, folder / "server.log"))
@@ -50,3 +53,20 @@ def find_stages(captures: Path) -> Iterator[Stage]:
         looks = [startup / f"{look}.json.gz" for look in window]
         name = f"sglang-startup-{window[0]}-{window[-1]}"
         yield Stage(name, partial(h200.load, looks, startup / "server.log"))
+
+
+def _node0(archive: Path) -> Capture:
+    """Only the node that was attached to: in truth both ran on one host, each in a session of its own."""
+    whole = cpu.load(archive)
+    root = whole.target.root_pid
+    return replace(
+        whole,
+        snapshots=tuple(
+            replace(
+                snapshot,
+                processes=tuple(process for process in snapshot.processes if process.session == root),
+                logs=tuple(log for log in snapshot.logs if root in log.pids),
+            )
+            for snapshot in whole.snapshots
+        ),
+    )
