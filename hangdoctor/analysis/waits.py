@@ -20,7 +20,6 @@ from hangdoctor.knowledge.catalogue import RoleKind, Stage
 from hangdoctor.model import Activity, Process, Rank
 from hangdoctor.report import Strength
 
-
 _WAITING_KINDS = (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER)
 """A compiler that waits for its compiler, or a resource tracker for its parent, is nobody's news."""
 
