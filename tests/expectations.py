@@ -84,6 +84,8 @@ def _compare_culprits(culprits: Sequence[Culprit], expected: Expectation) -> str
     allowed = expected.culprits | expected.also | ({None} if expected.is_unseen else set())
     if named - allowed:
         return f"blames {_list(culprits)}"
+    if expected.is_unseen and not named:
+        return ""  # it is in no look, so there is no process to name
     if not named & (expected.culprits | ({None} if expected.is_unseen else set())):
         return f"blames {_list(culprits) or 'nobody'}"
     labels = {culprit.rank.label for culprit in culprits if culprit.rank and culprit.pid in expected.culprits}
