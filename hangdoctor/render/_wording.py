@@ -181,6 +181,22 @@ def rate(value: float, unit: str | None) -> str:
     return f"{value:.3g} {unit}" if unit else f"{value:.3g}"
 
 
+def gpu_text(values: Mapping[str, float | int | str | None]) -> str:
+    """``GPU 3: 100 %, 118 of 700 W, 76 GB``."""
+    share, power, limit, memory = map(
+        values.get, ("utilization_percent", "power_w", "power_limit_w", "memory_bytes")
+    )
+    parts = []
+    if isinstance(share, int | float):
+        parts.append(f"{share:.0f} %")
+    if isinstance(power, int | float):
+        of = f" of {limit:.0f}" if isinstance(limit, int | float) else ""
+        parts.append(f"{power:.0f}{of} W")
+    if isinstance(memory, int | float):
+        parts.append(amount(memory))
+    return clean(f"GPU {values.get('index', '?')}: {', '.join(parts) or 'nothing known'}")
+
+
 def bar(percent: float, width: int = 20) -> str:
     """A bar of `width` cells for 0..100."""
     filled = round(min(max(percent, 0.0), 100.0) / 100 * width)

@@ -34,11 +34,15 @@ from hangdoctor.report import (
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 _NUMBER = re.compile(r"\d+")
+# json escapes C0 only. A C1 control is a command to a terminal that somebody may print this on, and a
+# right-to-left override turns the line round.
+_INVISIBLE = re.compile(r"[\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 
 def render(report: Report, options: RenderOptions) -> str:
     """Write `report` as one JSON object; ``options.ascii`` escapes everything else as ``\\uXXXX``."""
-    return json.dumps(_safe(_report(report)), ensure_ascii=options.ascii, allow_nan=False, indent=2) + "\n"
+    text = json.dumps(_safe(_report(report)), ensure_ascii=options.ascii, allow_nan=False, indent=2)
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
 RENDERER = Renderer("json", "json", render)

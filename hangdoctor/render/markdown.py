@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hangdoctor.model import Frame
@@ -260,22 +260,13 @@ def _ranks(report: Report, names: Names, limit: int) -> str:
     # Where not all fit, those that the reader looks for come first.
     for row in sorted(report.processes, key=lambda row: row not in culprits)[:limit]:
         cpu = f"{row.cpu_percent:.0f} %" if row.cpu_percent is not None else "?"
-        gpu = ", ".join(_gpu(values) for values in row.gpu[:8]) or "–"
+        gpu = "; ".join(gpu_text(gpu).removeprefix("GPU ") for gpu in row.gpu[:8]) or "–"
         frame = cell(clip(call(row.frame, brief=True), 80), is_code=True) if row.frame else "–"
         name, phase = cell(clip(names.of_row(row), 80)), cell(clip(row.phase or "?", 80))
         rows.append((name, cell(clip(row.state or "?", 20)), phase, frame, cpu, cell(clip(gpu, 80))))
     text = table(("process", "state", "phase", "in", "CPU", "GPU"), rows)
     more = _more(len(report.processes) - limit, "process", "processes")
     return details(f"All processes ({len(report.processes):,})", text + more)
-
-
-def _gpu(values: Mapping[str, float | int | str | None]) -> str:
-    parts = [str(values.get("index", "?")) + ":"]
-    for key, form in (("utilization_percent", "{:.0f} %"), ("power_w", "{:.0f} W")):
-        value = values.get(key)
-        if isinstance(value, int | float):
-            parts.append(form.format(value))
-    return " ".join(parts)
 
 
 def _group_stacks(report: Report, frames: int) -> str:

@@ -26,6 +26,7 @@ from hangdoctor.render._wording import (
     count,
     duration,
     fold_values,
+    gpu_text,
     location,
     progress_text,
     to_ascii,
@@ -310,8 +311,7 @@ class _Page:
         if row.progress is not None:
             self.put(progress_text(row.progress), indent=4, hanging=6)
         for gpu in row.gpu:
-            values = (f"{key} {value}" for key, value in gpu.items() if value is not None)
-            self.put(("GPU " + clean(", ".join(values)), "dim"), indent=4, hanging=6)
+            self.put((gpu_text(gpu), "dim"), indent=4, hanging=6)
         idle = [thread for thread in row.threads if thread.is_machinery]
         for thread in row.threads:
             if not thread.is_machinery:

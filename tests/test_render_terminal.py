@@ -1,0 +1,124 @@
+"""The terminal report: wrapped and never cut, the verdict last, nothing of the captured text reaches the terminal."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.text import Text
+
+from hangdoctor.model import Frame, Gap
+from hangdoctor.render import RENDERERS, RenderOptions
+from hangdoctor.render._wording import location
+from hangdoctor.render.terminal import folded_frames, wrap
+from hangdoctor.report import Report
+from tests.render_support import SAMPLES, compiling, hostile, laggard, many_ranks, unknown
+
+OUR_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def draw(report: Report, width: int = 80, *, color: bool = False, detail: bool = False) -> str:
+    return RENDERERS["terminal"].render(report, RenderOptions(width=width, color=color, detail=detail))
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("sample", ["laggard", "compiling", "ready", "unknown"])
+def test_lines_fit_the_width_unless_one_word_does_not(sample: str, width: int) -> None:
+    for detail in (False, True):
+        for line in draw(SAMPLES[sample](), width, detail=detail).splitlines():
+            assert cell_len(line) <= width or len(line.split()) == 1, line
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_no_frame_is_ever_shortened(width: int) -> None:
+    report = laggard()
+    text = draw(report, width, detail=True)
+    for row in report.processes:
+        for thread in row.threads:
+            for frame in thread.stack:
+                assert frame.function in text
+                assert location(frame) in text
+
+
+def test_a_long_path_hangs_over_in_one_piece() -> None:
+    path = "/mnt/" + "very-long-directory-name/" * 3 + "kernel.py"
+    frame = Frame("f", path, 12)
+    report = laggard()
+    culprit = replace(report.verdict.culprits[0], stack=(frame,), frame=frame)
+    report = replace(report, verdict=replace(report.verdict, culprits=(culprit,)))
+    assert any(line.strip() == location(frame) for line in draw(report, 60).splitlines())
+
+
+@pytest.mark.parametrize("sample", sorted(set(SAMPLES) - {"hostile"}))
+def test_the_verdict_comes_last(sample: str) -> None:
+    report = SAMPLES[sample]()
+    _, rule, end = draw(report).rpartition("─" * 80 + "\n")
+    assert rule
+    assert report.verdict.summary.split()[0] in end
+    assert re.match(r" (HUNG|SLOW|READY|CANNOT TELL)  ", end)
+    assert end.count("\n") <= 8
+
+
+def test_one_screen_for_eight_processes_and_everything_on_request() -> None:
+    brief, full = draw(laggard()), draw(laggard(), detail=True)
+    assert brief.count("\n") <= 55
+    assert "All processes" in full and "All processes" not in brief
+    assert "Communication environment" in brief
+    assert full.count("worker_busy_loop") >= 7
+    assert "(--detail)" not in full
+
+
+def test_what_was_left_out_is_counted() -> None:
+    report = replace(unknown(), gaps=tuple(Gap(f"source {n}", "pid 1", f"reason {n}") for n in range(13)))
+    assert "… 10 more gaps (--detail)" in draw(report)
+    assert "… 7 frames (--detail)" in draw(many_ranks(16, 11))
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_captured_text_cannot_speak_to_the_terminal(color: bool) -> None:
+    for detail in (False, True):
+        text = draw(hostile(), color=color, detail=detail)
+        assert "\x1b" not in OUR_COLOURS.sub("", text)
+        assert bool(OUR_COLOURS.search(text)) is color
+        assert "\x1b[31mred" not in text
+        # Brackets are rich's markup: had it been parsed, they would be gone (or an error).
+        assert "[/int]" in text and "[x](http://e)" in text
+
+
+def test_colour_only_adds_colour() -> None:
+    for sample in (laggard, compiling, many_ranks):
+        assert OUR_COLOURS.sub("", draw(sample(), color=True)) == draw(sample())
+
+
+def test_progress_is_drawn_as_a_bar() -> None:
+    assert "████████░░░░░░░░░░░░ 41 %  about 1 min 32 s left" in draw(compiling())
+
+
+def test_waits_read_as_a_chain_toward_the_culprit() -> None:
+    text = draw(compiling(), 120)
+    assert text.index("TP0 ──waits for──▶ TP1") < text.index("TP1 ──waits for──▶ CUDA device compiler")
+    folded = draw(many_ranks(), 120)
+    assert folded.count("──waits for──▶") == 1
+    assert "rank 0-612,614-1023 ──waits for──▶ rank 613 (node77, pid 5035)" in folded
+
+
+@given(st.text(alphabet="ab 模 ", max_size=80), st.integers(3, 20))
+def test_wrapping_keeps_every_word_whole(words: str, width: int) -> None:
+    lines = [line.plain for line in wrap(Text(words), width)]
+    assert " ".join(lines).split() == words.split()
+    assert all(cell_len(line) <= width or len(line.split()) == 1 for line in lines)
+
+
+def test_folded_frames_keep_both_ends_and_the_named_one() -> None:
+    stack = tuple(Frame(f"f{n}", "x.py", n) for n in range(30))
+    shown = list(folded_frames(stack, stack[17], 7))
+    assert [frame.function if frame else f"({number})" for number, frame in shown] == [
+        "f0", "f1", "f2", "f3", "f4", "(12)", "f17", "(11)", "f29",
+    ]  # fmt: skip
+    assert [frame for _, frame in folded_frames(stack[:8], None, 7)] == list(stack[:8])
+    counted = sum(1 if frame else number for number, frame in folded_frames(stack, None, 7))
+    assert counted == len(stack)
