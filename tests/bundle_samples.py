@@ -197,7 +197,7 @@ def filled(kind: Any = m.Capture) -> Any:
     if get_origin(kind) is tuple:
         return (filled(get_args(kind)[0]),)
     if get_origin(kind) is Mapping:
-        return {"x": "y"}
+        return {"x": filled(get_args(kind)[1])}
     if issubclass(kind, Enum):
         return list(kind)[-1]
     hints = get_type_hints(kind)
@@ -223,7 +223,7 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
     if get_origin(kind) is tuple:
         return st.lists(_values(get_args(kind)[0]), max_size=2).map(tuple)
     if get_origin(kind) is Mapping:
-        return st.dictionaries(_TEXT, _TEXT, max_size=2)
+        return st.dictionaries(_TEXT, _values(get_args(kind)[1]), max_size=2)
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
     hints = get_type_hints(kind)

@@ -107,7 +107,7 @@ def test_a_hundred_thousand_different_frames_are_read_quickly():
         for frame in thread.stack.frames
     }
     assert len(frames) == 3 * 8 * 200 * 21
-    assert took < 2.0, "0.6 s on a quiet machine; resolving type hints for each object took 22 s"
+    assert took < 3.0, "0.6 s on a quiet machine; resolving type hints for each object took 22 s"
 
 
 # ---- on disk

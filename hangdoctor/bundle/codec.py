@@ -152,7 +152,7 @@ def _converter(detailed: bool) -> Converter:
     converter.register_structure_hook(Method, _method)
     converter.register_unstructure_hook(float, _finite)
     converter.register_structure_hook_factory(_is_tuple, _tuple_hook(converter))
-    converter.register_structure_hook_factory(_is_mapping, lambda _: _string_map)
+    converter.register_structure_hook_factory(_is_mapping, _mapping_hook(converter))
     converter.register_structure_hook_factory(is_dataclass, lambda kind: _object_hook(kind, converter))
     converter.register_unstructure_hook_factory(
         is_dataclass,
@@ -208,6 +208,21 @@ def _tuple_hook(converter: Converter) -> Callable[[Any], Callable[[object, objec
     return factory
 
 
+def _mapping_hook(converter: Converter) -> Callable[[Any], Callable[[object, object], dict[str, Any]]]:
+    def factory(kind: Any) -> Callable[[object, object], dict[str, Any]]:
+        item = get_args(kind)[1]
+        hook = converter.get_structure_hook(item)
+
+        def structure(value: object, _: object) -> dict[str, Any]:
+            if type(value) is not dict:
+                raise TypeError(f"expected an object, found {type(value).__name__}")
+            return {key: hook(element, item) for key, element in value.items()}
+
+        return structure
+
+    return factory
+
+
 def _is_tuple(kind: Any) -> bool:
     return get_origin(kind) is tuple
 
@@ -256,12 +271,6 @@ def _method(value: object, _: object) -> Method:
         return Method(text)
     except ValueError:
         return Method.OTHER
-
-
-def _string_map(value: object, _: object) -> dict[str, str]:
-    if type(value) is not dict:
-        raise TypeError(f"expected an object, found {type(value).__name__}")
-    return {key: _str(item, str) for key, item in value.items()}
 
 
 def _finite(value: float) -> float | None:
