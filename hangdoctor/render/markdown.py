@@ -15,6 +15,7 @@ from hangdoctor.render._wording import (
     clip,
     count,
     fold_values,
+    gpu_text,
     location,
     progress_text,
     to_ascii,
@@ -255,10 +256,10 @@ def _evidence(report: Report, limit: int) -> str:
 def _ranks(report: Report, names: Names, limit: int) -> str:
     if not report.processes:
         return ""
-    culprits = _culprit_rows(report, names)
-    rows = []
     # Where not all fit, those that the reader looks for come first.
-    for row in sorted(report.processes, key=lambda row: row not in culprits)[:limit]:
+    first = _culprit_rows(report, names) if len(report.processes) > limit else []
+    rows = []
+    for row in sorted(report.processes, key=lambda row: row not in first)[:limit]:
         cpu = f"{row.cpu_percent:.0f} %" if row.cpu_percent is not None else "?"
         gpu = "; ".join(gpu_text(gpu).removeprefix("GPU ") for gpu in row.gpu[:8]) or "–"
         frame = cell(clip(call(row.frame, brief=True), 80), is_code=True) if row.frame else "–"
