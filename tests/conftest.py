@@ -3,7 +3,7 @@
 A program in ``tests/programs`` gets into its state and then calls ``handshake.ready("any words")``; ``stuck``
 returns only after that line has arrived, so no test sleeps to be sure.
 
-    from conftest import stuck
+    from tests.conftest import stuck
 
     with stuck("c_lock.py", "arg", lines=1) as program:
         program.pid, program.said[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import stuck
+from tests.conftest import stuck
 
 
 def test_program_says_its_words_and_goes_on_when_released() -> None:

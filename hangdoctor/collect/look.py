@@ -5,12 +5,13 @@ Every step has a deadline of its own and costs a gap at worst, so a look always 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hangdoctor.collect import dumps, filelocks, host, logs, stacks
-from hangdoctor.collect.deadline import Clock, Pending, Trouble, call, each, patience
+from hangdoctor.collect.deadline import Clock, Pending, Trouble, call, each, helper_pids, patience
 from hangdoctor.collect.files import read_files
 from hangdoctor.collect.gpu import read_gpus
 from hangdoctor.collect.plan import Plan
@@ -86,7 +87,8 @@ class Look:
     def _with_connections(self, processes: tuple[Process, ...]) -> tuple[Process, ...]:
         pids = [process.pid for process in processes]
         sockets = call(lambda: read_connections(pids), SOCKETS_S)
-        pipes = call(lambda: read_pipe_ends(pids), SOCKETS_S)
+        ours = helper_pids()
+        pipes = call(lambda: _other_ends(pids, ours), SOCKETS_S)
         if isinstance(sockets, Trouble):
             self.gaps.append(Gap("sockets", "the target", f"reading its sockets {sockets.reason}", "ss -tnp"))
             sockets = {}
@@ -219,6 +221,18 @@ class Look:
 
 def _has_threads(process: Process) -> bool:
     return process.state not in ("Z", "X") or (process.thread_count or 0) > 1
+
+
+def _other_ends(pids: Sequence[int], helpers: frozenset[int]) -> dict[int, PipeEnds]:
+    """The ends of pipes without ourselves: a fork of a process that holds one, a test or demo, holds it too."""
+    ours = {os.getpid(), *helpers}
+    return {
+        inode: PipeEnds(
+            tuple(pid for pid in ends.readers if pid not in ours),
+            tuple(pid for pid in ends.writers if pid not in ours),
+        )
+        for inode, ends in read_pipe_ends(pids).items()
+    }
 
 
 def _with_ends(files: Sequence[OpenFile], pipes: Mapping[int, PipeEnds]) -> tuple[OpenFile, ...]:
