@@ -44,7 +44,7 @@ def cite_suspect(book: EvidenceBook, case: Case, suspect: Suspect) -> tuple[str,
     if track is not None:
         who = f"{subject}, {name_thread(track) or track.tid}"
         ids += _cite_track(book, case, who, track)
-    if member.progress.kind is not ProgressClass.NONE:
+    if member.progress.kind in (ProgressClass.PROOF, ProgressClass.WEAK):
         ids.append(
             book.cite(subject, "diff of looks", f"{member.progress.kind.value}: {member.progress.what}")
         )

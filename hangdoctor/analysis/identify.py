@@ -69,8 +69,8 @@ def _identify(
     rank: Rank | None = None
     for process in reversed([look for look in looks if look is not None]):
         match = knowledge.find_role(process, server) or _role_by_stack(process, knowledge, server)
-        if match is None:
-            continue
+        if match is None or (server is None and match.role.server in knowledge.servers):
+            continue  # one process alone does not make a server: any Python program may spawn children
         role = role or match.role
         if rank is None and match.rank is not None and match.role.kind is RoleKind.RANK:
             rank = match.rank

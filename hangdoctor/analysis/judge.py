@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from hangdoctor.analysis.activity import SPIN_RECURRENCE, is_spinning
 from hangdoctor.analysis.findings import Finding, Suspect
+from hangdoctor.analysis.progress import describe_progress
 from hangdoctor.analysis.waits import is_idle
 from hangdoctor.case import Case, Movement
 from hangdoctor.knowledge.catalogue import Stage
@@ -103,7 +104,7 @@ def _compiles(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
             Kind.SLOW,
             sure,
             Cause.COMPILING,
-            f"it compiles: {member.progress.what}",
+            f"it compiles: {describe_progress(member.progress)}",
             (suspect,),
             member.progress,
         )
@@ -165,7 +166,12 @@ def _is_in_known_phase(case: Case, suspect: Suspect, waited: bool) -> Finding | 
     progress = suspect.member.progress
     if progress.kind is ProgressClass.PROOF:
         return Finding(
-            Kind.SLOW, Confidence.CERTAIN, cause, f"it is {title} and {progress.what}", (suspect,), progress
+            Kind.SLOW,
+            Confidence.CERTAIN,
+            cause,
+            f"it is {title} and {describe_progress(progress)}",
+            (suspect,),
+            progress,
         )
     if _movement(suspect) is Movement.MOVING:
         share = _share(suspect)
@@ -215,7 +221,12 @@ def _waits_for_storage(case: Case, suspect: Suspect, waited: bool) -> Finding | 
     progress = suspect.member.progress
     if progress.kind is ProgressClass.PROOF:
         return Finding(
-            Kind.SLOW, Confidence.LIKELY, Cause.LOADING, f"it {progress.what}", (suspect,), progress
+            Kind.SLOW,
+            Confidence.LIKELY,
+            Cause.LOADING,
+            f"it {describe_progress(progress)}",
+            (suspect,),
+            progress,
         )
     if _movement(suspect) in (Movement.MOVING, Movement.UNKNOWN):
         return None
@@ -238,7 +249,11 @@ def _makes_proven_progress(case: Case, suspect: Suspect, waited: bool) -> Findin
     progress = suspect.member.progress
     if not waited or progress.kind is not ProgressClass.PROOF or suspect.track is not suspect.member.lead:
         return None
-    return Finding(Kind.SLOW, Confidence.LIKELY, Cause.LAGGARD, f"it {progress.what}", (suspect,), progress)
+    # A share of a known whole is a load; anything else that moves is only late.
+    cause = Cause.LOADING if progress.percent is not None else Cause.LAGGARD
+    return Finding(
+        Kind.SLOW, Confidence.LIKELY, cause, f"it {describe_progress(progress)}", (suspect,), progress
+    )
 
 
 def _computes(case: Case, suspect: Suspect, waited: bool) -> Finding | None:

@@ -56,6 +56,5 @@ def _interest(view: ThreadView) -> int:
     phase = view.match.phase
     if phase.stage in (Stage.STARTUP, Stage.SERVING):
         return 3
-    if phase.stage is Stage.ASPECT and phase.activity not in (Activity.WAIT_WORK, None):
-        return 2
-    return 1
+    # A collective or a GPU wait in another thread is the job's work; a pipe or a queue is just that thread's.
+    return 2 if phase.stage is Stage.ASPECT and phase.server == "torch" else 1

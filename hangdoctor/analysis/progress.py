@@ -243,6 +243,27 @@ def _weak_moves(pair: Pair) -> Iterator[Progress]:
         yield Progress(ProgressClass.ACTIVITY, "uses the CPU")
 
 
+def describe_progress(progress: Progress) -> str:
+    """``has read 41 % of x.safetensors at 1.2 GB/s, about 4 min left``."""
+    text = progress.what or "moves"
+    if progress.rate and progress.unit == "bytes/s":
+        text += f" at {_bytes(progress.rate)}/s"
+    if progress.eta_s is not None:
+        minutes = progress.eta_s / 60
+        text += (
+            f", about {minutes:.0f} min left" if minutes >= 1.5 else f", about {progress.eta_s:.0f} s left"
+        )
+    return text
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB"
+
+
 def compile_progress(before: Sequence[Process], after: Sequence[Process], seconds: float) -> Progress:
     """What the compilers below one process did between two looks."""
     if not before and not after:

@@ -152,7 +152,18 @@ def is_idle(member: Member) -> bool:
         if lead.last.activity is Activity.WAIT_COLLECTIVE:
             return lead.movement in (Movement.CYCLING, Movement.MOVING, Movement.UNKNOWN)
         return True
-    return lead.last.activity is Activity.WAIT_WORK
+    return lead.last.activity is Activity.WAIT_WORK or _listens_to_its_parent(member)
+
+
+def _listens_to_its_parent(member: Member) -> bool:
+    """A worker that reads the pipe its parent writes to waits for its next task."""
+    lead, process = member.lead, member.last
+    call = lead.last.thread.syscall if lead else None
+    if lead is None or call is None or call.fd is None or lead.last.activity is not Activity.WAIT_PEER:
+        return False
+    ends = {pid for f in process.files if f.fd == call.fd for pid in f.other_end}
+    ends |= {pid for s in process.sockets if s.fd == call.fd for pid in s.peers}
+    return process.ppid is not None and process.ppid in ends
 
 
 def build_graph(case: Case) -> WaitGraph:

@@ -32,7 +32,7 @@ def _is_meeting(member: Member) -> bool:
     return (
         lead is not None
         and lead.last.activity is not Activity.WAIT_COLLECTIVE
-        and any(p.waits_for == "peers" for p in phases)
+        and any(p.waits_for == "peers" and p.server != "python" for p in phases)
     )
 
 

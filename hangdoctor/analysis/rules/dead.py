@@ -14,7 +14,9 @@ from hangdoctor.report import Cause, Confidence, Kind
 def check(situation: Situation) -> Finding | None:
     """Fires when a rank or supervisor is gone or a zombie while others live, or a rank number is missing."""
     case = situation.case
-    orphans = [m for m in case.ranks if case.server in _HAS_PARENT and m.last.ppid == 1 and m.last.state != "Z"]
+    orphans = [
+        m for m in case.ranks if case.server in _HAS_PARENT and m.last.ppid == 1 and m.last.state != "Z"
+    ]
     if orphans:
         return _orphaned(orphans)
     dead = [m for m in case.principals if is_dead(m)]
