@@ -108,3 +108,13 @@ def test_a_single_look_is_not_enough_to_call_what_moves_hung(name, look):
     kind = diagnose(alone, knowledge()).verdict.kind
     if Kind.HUNG not in expected.kinds:
         assert kind is not Kind.HUNG, expected.truth
+
+
+@pytest.mark.parametrize("name", ["h7-idle", "h9-idle-after-serving", "h10-two-nodes-idle"])
+def test_an_idle_server_in_which_nothing_at_all_moves_is_not_hung(name):
+    """vLLM's loops wait without time-outs or with long ones: a quiet window can be truly silent."""
+    first = capture(name).snapshots[0]
+    later = replace(first, taken_at=first.taken_at + 4.0)
+    later = replace(later, processes=tuple(replace(p, taken_at=p.taken_at + 4.0) for p in first.processes))
+    frozen = replace(capture(name), snapshots=(first, later))
+    assert diagnose(frozen, knowledge()).verdict.kind is Kind.READY
