@@ -104,31 +104,33 @@ def read_processes(
     gaps: list[Gap] = []
     refused: dict[int, list[tuple[Wanted, str]]] = {}
     patience = deadline.patience()
-    answers = deadline.each(
+    for want, part in deadline.each(
         read_step,
         wanted,
         item_s=STEP_S * patience,
         total_s=ALL_STEPS_S * patience,
         is_pointless=_is_pointless,
-    )
-    for want, part in answers:
-        if isinstance(part, deadline.Trouble):
-            if part.is_timeout:
-                gaps.append(_explain_timeout(want, part))
-            else:
-                refused.setdefault(want.pid, []).append((want, part.reason))
-            continue
-        process = overlay(found[want.pid], part.process)
-        if part.sizes:
-            process = replace(
-                process,
-                files=files.add_sizes(process.files, part.sizes),
-                mapped=files.add_mapped_sizes(process.mapped, part.sizes),
-            )
-        found[want.pid] = process
-        gaps.extend(part.gaps)
+    ):
+        if isinstance(part, Part):
+            found[want.pid] = _add(found[want.pid], part)
+            gaps.extend(part.gaps)
+        elif part.is_timeout:
+            gaps.append(_explain_timeout(want, part))
+        else:
+            refused.setdefault(want.pid, []).append((want, part.reason))
     gaps.extend(_explain_refusal(pid, steps) for pid, steps in refused.items())
     return tuple(found.values()), tuple(gaps)
+
+
+def _add(process: Process, part: Part) -> Process:
+    process = overlay(process, part.process)
+    if not part.sizes:
+        return process
+    return replace(
+        process,
+        files=files.add_sizes(process.files, part.sizes),
+        mapped=files.add_mapped_sizes(process.mapped, part.sizes),
+    )
 
 
 def overlay(base: Process, part: Process) -> Process:
