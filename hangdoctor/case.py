@@ -83,6 +83,11 @@ class ThreadTrack:
         return tuple(view.match.phase if view and view.match else None for view in self.views)
 
     @property
+    def has_counters(self) -> bool:
+        """Whether CPU time or switches were read: without them an equal stack does not prove that it stood still."""
+        return any(w.cpu_s is not None or w.switches is not None for w in self.windows)
+
+    @property
     def cpu_share(self) -> float | None:
         """CPU time over wall time of all windows (1.0 is one full core)."""
         known = [w for w in self.windows if w.cpu_s is not None and w.seconds > 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hangdoctor.analysis.describe import name_member, name_stack, name_thread
 from hangdoctor.analysis.findings import Suspect
 from hangdoctor.analysis.progress import same_stack
+from hangdoctor.analysis.waits import is_dead
 from hangdoctor.case import Case, Member, ThreadTrack
 from hangdoctor.model import FlightEntry, Stack
 from hangdoctor.report import Evidence, ProgressClass
@@ -41,7 +42,7 @@ def cite_suspect(book: EvidenceBook, case: Case, suspect: Suspect) -> tuple[str,
         return tuple(ids)
     if member.last.state in ("T", "t", "Z", "D"):
         ids.append(book.cite(subject, "/proc", f"process state {member.last.state}{_tracer(member)}"))
-    if track is not None:
+    if track is not None and not is_dead(member):
         who = f"{subject}, {name_thread(track) or track.tid}"
         ids += _cite_track(book, case, who, track)
     if member.progress.kind in (ProgressClass.PROOF, ProgressClass.WEAK):

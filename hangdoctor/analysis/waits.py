@@ -150,7 +150,7 @@ def is_idle(member: Member) -> bool:
     if match is not None and match.phase.stage is Stage.IDLE:
         # SGLang's idle loop stands in a collective: idle only while it is woken again and again.
         if lead.last.activity is Activity.WAIT_COLLECTIVE:
-            return lead.movement in (Movement.CYCLING, Movement.MOVING, Movement.UNKNOWN)
+            return lead.movement is not Movement.STILL or not lead.has_counters
         return True
     return lead.last.activity is Activity.WAIT_WORK or _listens_to_its_parent(member)
 
