@@ -35,7 +35,12 @@ def write_report(case: Case, knowledge: Knowledge) -> Report:
     situation = assess(case)
     book = EvidenceBook()
     verdict, finding = write_verdict(situation, book)
-    nccl = read_nccl_env({m.label: m.last.environ for m in case.ranks if m.last.environ}, case.server)
+    nccl = read_nccl_env(
+        {m.label: m.last.environ for m in case.ranks if m.last.environ},
+        case.server,
+        server_version=case.server_version,
+        versions={m.label: m.last.versions for m in case.ranks if m.last.versions},
+    )
     return Report(
         tool_version=case.capture.tool.version,
         knowledge=knowledge.revision,
