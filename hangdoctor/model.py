@@ -97,13 +97,17 @@ class LockWait:
     """The lock a thread waits for, read from the target's memory, and who holds it where that is recorded."""
 
     kind: str
-    """``mutex``, ``rwlock``, ``threading.Lock``, ``threading.RLock``, ``condition``, ``gil``, ``mp.Lock``."""
+    """``mutex``, ``rwlock``, ``threading.Lock``, ``threading.RLock``, ``gil``, ``mp.Lock``, ``thread.join``;
+    without an owner by nature: ``condition``, ``semaphore``, ``mp.Semaphore``."""
     address: int
     owner_tid: int | None = None
     owner_pid: int | None = None
     owner_how: str | None = None
     """``recorded`` (the lock stores it), ``value-stack`` (a ``with`` block holds it), ``possible``."""
     is_shared: bool = False
+    is_orphaned: bool = False
+    """Locked, and the owner it records is no thread of this process: copied by fork while it was held, or its
+    holder ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +337,70 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class RasRank:
+    """One rank of a communicator as NCCL's RAS service lists it."""
+
+    rank: int
+    host: str | None = None
+    pid: int | None = None
+    """The rank's own getpid(): its number inside its PID namespace."""
+    gpu: str | None = None
+    """NVML index, or CUDA index and NVML index where they differ, as RAS prints them."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Operations launched so far by kind (``AllReduce``); launched, not finished."""
+    status: str | None = None
+    """``RUNNING``, ``INIT``, ``FINALIZE``, ``ABORT`` or what the error text says."""
+    is_unresponsive: bool | None = None
+    is_dead: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RasCount:
+    """So many ranks of a communicator have launched so many operations of a kind (RAS prints no more)."""
+
+    operation: str
+    launched: int
+    rank_count: int
+    ranks: tuple[int, ...] = ()
+    """Only those it names; never read "named" as "guilty"."""
+
+
+@dataclass(frozen=True, slots=True)
+class RasCommunicator:
+    """One NCCL communicator."""
+
+    id: str
+    size: int | None = None
+    ranks: tuple[RasRank, ...] = ()
+    missing: tuple[RasRank, ...] = ()
+    missing_count: int = 0
+    counts: tuple[RasCount, ...] = ()
+    """Text answers only; JSON gives the counts of each rank."""
+    status: str | None = None
+    problems: tuple[str, ...] = ()
+    """``MISMATCH``, ``INCOMPLETE``, ``ERROR``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RasAnswer:
+    """What the RAS service of an NCCL job said of all its communicators."""
+
+    address: str
+    nccl_version: str | None
+    communicators: tuple[RasCommunicator, ...]
+    is_partial: bool = False
+    """The service stopped in the middle of its answer; what had arrived is kept."""
+    format: str = "json"
+    lost: tuple[RasRank, ...] = ()
+    """Processes (rank -1) that gave no communicator data; ``is_dead`` where RAS has given them up."""
+    dead_count: int = 0
+    timeouts: int = 0
+    """Peers that did not answer the service in time."""
+    took_s: float | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class FileLock:
     """A line of /proc/locks that concerns the target, or an existing lock file found by path."""
 
@@ -395,6 +463,8 @@ class Snapshot:
     paused_s: float | None = None
     """Longest time any one target was stopped by this look; 0.0 for the default tier."""
     messages: tuple[LogMessage, ...] = ()
+    ras: tuple[RasAnswer, ...] = ()
+    """NCCL's own view of its communicators; only where ``--ras`` asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
