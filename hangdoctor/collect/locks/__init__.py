@@ -1,0 +1,63 @@
+"""Which lock each thread waits for and who holds it, read from the target's memory without stopping it.
+
+Cost, 200 threads: see docs of :func:`find_lock_waits`. What cannot be established is left out, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from hangdoctor.collect.locks.futex import FutexWait, list_waits, still_waits
+from hangdoctor.collect.locks.interpreter import find_interpreter
+from hangdoctor.collect.locks.pthread import find_native_waits
+from hangdoctor.collect.locks.python import find_python_waits
+from hangdoctor.collect.locks.shared import find_shared_waits
+from hangdoctor.collect.memory import Memory, read_regions
+from hangdoctor.collect.namespaces import map_threads
+from hangdoctor.model import LockWait, Thread
+
+__all__ = ["find_lock_waits"]
+
+BUDGET_BYTES = 32 << 20
+
+
+def find_lock_waits(
+    pid: int, threads: Sequence[Thread], *, peers: Collection[int] = ()
+) -> dict[int, LockWait]:
+    """Host tid to the lock it waits for, for the ``threads`` whose system call is a futex wait that is recognised.
+
+    ``owner_how`` is ``recorded`` (the lock stores its owner) or ``value-stack`` (exactly one thread is inside a
+    ``with`` block over it, seen twice). An owner is a live thread; where none can be named it is ``None``, and
+    ``is_orphaned`` says that the recorded one does not exist in this process.
+
+    ``peers`` are processes that may hold a shared (multiprocessing) lock. Never raises; a process whose memory may
+    not be read has no entries. Reads ``maps``: call it behind a deadline.
+    """
+    waits = list_waits(threads)
+    if not waits:
+        return {}
+    try:
+        found = _find(pid, waits, peers)
+    except OSError:
+        return {}
+    return {wait.tid: _confirm(pid, found[wait.tid], wait) for wait in waits if wait.tid in found}
+
+
+def _find(pid: int, waits: Sequence[FutexWait], peers: Collection[int]) -> dict[int, LockWait]:
+    inner_tids = map_threads(pid)
+    found = find_native_waits(pid, waits, inner_tids)
+    regions = read_regions(pid)
+    interpreter = find_interpreter(Memory(pid, BUDGET_BYTES), regions, inner_tids)
+    if interpreter is not None:
+        found.update(find_python_waits(interpreter, regions, waits, found))
+        found.update(find_shared_waits(interpreter, regions, waits, peers))
+    return found
+
+
+def _confirm(pid: int, lock: LockWait, wait: FutexWait) -> LockWait:
+    """An owner belongs to the wait only if the thread is still in it after everything was read."""
+    has_claim = lock.owner_tid is not None or lock.owner_pid is not None or lock.is_orphaned
+    if not has_claim or still_waits(pid, wait):
+        return lock
+    return replace(lock, owner_tid=None, owner_pid=None, owner_how=None, is_orphaned=False)

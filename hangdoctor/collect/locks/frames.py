@@ -1,0 +1,184 @@
+"""Python frames of a thread, and which slots of their value stacks are certainly live.
+
+A ``with`` block keeps its ``__exit__`` on the frame's value stack, but a stack also has stale slots above its
+top, and the top itself is in a register while C code runs. What tells them apart is the exception table of the
+code object: it says for every instruction how deep the stack must be unwound before the innermost handler runs.
+Every active ``with`` has a handler around the current instruction, so its ``__exit__`` lies below that depth;
+whatever lies below it is live. A block that was left, however deeply nested it was, has no such handler.
+(Format: Objects/exception_handling_notes.txt, later InternalDocs/exception_handling.md. 3.10 has a block stack.)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hangdoctor.collect.locks.interpreter import Interpreter, ThreadState
+from hangdoctor.collect.locks.layouts import FRAME_SHIM, FrameLayout, OldFrameLayout
+from hangdoctor.collect.memory import Memory
+
+MAX_FRAMES = 512
+"""A thread; a server's deepest stacks have about 150."""
+_MAX_SLOTS = 4096
+_MAX_TABLE_BYTES = 1 << 16
+_ASCII_DATA = 40
+"""Of a compact ASCII ``str`` (PyASCIIObject); 48 in 3.10 and 3.11, which also keep wstr."""
+TAG_BITS = 7
+"""3.14 keeps reference-counting tags in the low bits of what is on a stack; objects are 8-aligned or better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call. ``live`` are the values below the handler depth, bottom first, tags cleared."""
+
+    address: int
+    code: int
+    live: tuple[int, ...]
+    slots: tuple[int, int]
+    """Address and number of all its slots, live or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    local_count: int
+    stack_size: int
+    bytecode: int
+    handlers: tuple[tuple[int, int, int], ...]
+    """(first, end, depth) in code units."""
+
+
+class FrameReader:
+    """Reads frames of one process; code objects are read once."""
+
+    def __init__(self, interpreter: Interpreter, memory: Memory) -> None:
+        """``memory`` is where frames are read from: a new one for a second, independent look."""
+        self._layout = interpreter.layout
+        self._version = interpreter.version
+        self._memory = memory
+        self._codes: dict[int, _Code | None] = {}
+
+    def walk(self, thread: ThreadState) -> Iterator[Frame]:
+        """Innermost first. Ends early where the chain is torn (the thread runs)."""
+        try:
+            if self._layout.frame is not None:
+                yield from self._walk(thread, self._layout.frame)
+            elif self._layout.old_frame is not None:
+                yield from self._walk_old(thread, self._layout.old_frame)
+        except (OSError, struct.error):
+            return
+
+    def name_of(self, frame: Frame) -> tuple[str, str]:
+        """Function and file name; empty where they cannot be read."""
+        layout = self._layout.frame or self._layout.old_frame
+        if layout is None:
+            return "", ""
+        return self._text(frame.code + layout.name), self._text(frame.code + layout.file)
+
+    def _text(self, pointer: int) -> str:
+        try:
+            text = self._memory.u64(pointer)
+            length = self._memory.u64(text + 16)
+            data = _ASCII_DATA if self._version >= (3, 12) else 48
+            return self._memory.read(text + data, min(length, 512)).decode("ascii", "replace")
+        except OSError:
+            return ""
+
+    def _walk(self, thread: ThreadState, layout: FrameLayout) -> Iterator[Frame]:
+        memory = self._memory
+        address = memory.u64(thread.address + layout.current)
+        if layout.via_cframe is not None:
+            address = memory.u64(address + layout.via_cframe)
+        for _ in range(MAX_FRAMES):
+            if not address:
+                return
+            head = memory.read(address, layout.slots)
+            if head[layout.owner] < FRAME_SHIM:
+                code_address = int.from_bytes(head[layout.code : layout.code + 8], "little") & ~TAG_BITS
+                at = int.from_bytes(head[layout.instruction : layout.instruction + 8], "little")
+                code = self._code(code_address, layout)
+                if code is not None:
+                    yield self._frame(address, layout, code_address, code, at)
+            address = int.from_bytes(head[layout.previous : layout.previous + 8], "little")
+
+    def _frame(self, address: int, layout: FrameLayout, code_address: int, code: _Code, at: int) -> Frame:
+        unit = (at - code.bytecode) // 2
+        depth = next((deep for first, end, deep in code.handlers if first <= unit < end), 0)
+        live = self._values(address + layout.slots + 8 * code.local_count, min(depth, code.stack_size))
+        return Frame(
+            address, code_address, live, (address + layout.slots, code.local_count + code.stack_size)
+        )
+
+    def _values(self, address: int, count: int) -> tuple[int, ...]:
+        if not count:
+            return ()
+        return tuple(value & ~TAG_BITS for value in self._memory.unpack(f"{count}Q", address))
+
+    def slot_values(self, frame: Frame) -> tuple[int, ...]:
+        """All slots of a frame, stale ones too."""
+        try:
+            return self._values(*frame.slots)
+        except OSError:
+            return ()
+
+    def _code(self, address: int, layout: FrameLayout) -> _Code | None:
+        if address not in self._codes:
+            try:
+                self._codes[address] = self._read_code(address, layout)
+            except OSError:
+                self._codes[address] = None
+        return self._codes[address]
+
+    def _read_code(self, address: int, layout: FrameLayout) -> _Code | None:
+        memory = self._memory
+        local_count = memory.u32(address + layout.local_count)
+        stack_size = memory.u32(address + layout.stack_size)
+        table = memory.u64(address + layout.exception_table)
+        size = memory.u64(table + 16)
+        if local_count > _MAX_SLOTS or stack_size > _MAX_SLOTS or size > _MAX_TABLE_BYTES:
+            return None
+        # PyBytesObject: size at 16, hash at 24, bytes at 32.
+        handlers = tuple(parse_exception_table(memory.read(table + 32, size))) if size else ()
+        return _Code(local_count, stack_size, address + layout.bytecode, handlers)
+
+    def _walk_old(self, thread: ThreadState, layout: OldFrameLayout) -> Iterator[Frame]:
+        memory = self._memory
+        address = memory.u64(thread.address + layout.current)
+        for _ in range(MAX_FRAMES):
+            if not address:
+                return
+            code = memory.u64(address + layout.code)
+            stack = memory.u64(address + layout.value_stack)
+            stack_size = memory.u32(code + layout.stack_size)
+            blocks = memory.u32(address + layout.block_count)
+            depth = 0
+            if 0 < blocks <= 20:  # CO_MAXBLOCKS
+                last = address + layout.blocks + layout.block_size * (blocks - 1)
+                depth = memory.u32(last + layout.block_level)
+            slots = address + layout.slots
+            count = (stack - slots) // 8 + stack_size
+            if 0 <= count <= _MAX_SLOTS and depth <= stack_size:
+                yield Frame(address, code, self._values(stack, depth), (slots, count))
+            address = memory.u64(address + layout.previous)
+
+
+def parse_exception_table(table: bytes) -> Iterator[tuple[int, int, int]]:
+    """(first, end, depth) of each entry, in code units; stops at damage.
+
+    An entry is four numbers (start, length, target, depth << 1 | lasti) in 6-bit groups, big end first; bit 6
+    says that another group follows, bit 7 that an entry starts.
+    """
+    numbers: list[int] = []
+    value = 0
+    for byte in table:
+        if byte & 0x80 and numbers:
+            return
+        value = value << 6 | byte & 0x3F
+        if byte & 0x40:
+            continue
+        numbers.append(value)
+        value = 0
+        if len(numbers) == 4:
+            start, length, _, depth = numbers
+            yield start, start + length, depth >> 1
+            numbers = []

@@ -1,0 +1,108 @@
+"""Who is inside ``with lock:``? A ``threading.Lock`` records no owner, but the block's frame does.
+
+For the whole body the value stack keeps, below the depth of the block's handler (:mod:`frames`), the bound
+``__exit__`` of the lock (up to 3.13) or the pair of ``__exit__`` and the lock (3.14). The same holds for
+``with condition:``, whose ``Condition`` object has the lock among its attributes.
+
+Not seen: a lock taken with ``.acquire()``, or in a ``with`` block of a suspended generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hangdoctor.collect.locks.attributes import read_attributes
+from hangdoctor.collect.locks.frames import Frame, FrameReader
+from hangdoctor.collect.locks.interpreter import Interpreter, ThreadState
+from hangdoctor.collect.locks.objects import CONDITION, ObjectReader
+from hangdoctor.collect.memory import Memory, Regions
+
+BUDGET_BYTES = 48 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One active ``with`` block: the slot that proves it, and the lock or condition it is about."""
+
+    tid: int
+    frame: int
+    slot: int
+    manager: int
+    is_condition: bool
+
+
+class HolderSearch:
+    """Looks for the holders of some locks among the threads of one process."""
+
+    def __init__(self, interpreter: Interpreter, regions: Regions) -> None:
+        self._interpreter = interpreter
+        self._regions = regions
+
+    def find(self, locks: Collection[int]) -> Mapping[int, int]:
+        """Lock address to host tid, where exactly one thread holds it and a second look agrees."""
+        first = self._claims(self._interpreter.threads, locks)
+        suspects = {block.tid for blocks in first.values() for block in blocks}
+        if not suspects:
+            return {}
+        threads = [thread for thread in self._interpreter.threads if thread.tid in suspects]
+        second = self._claims(threads, locks)
+        holders = {}
+        for lock, blocks in first.items():
+            tids = {block.tid for block in blocks}
+            if len(tids) == 1 and blocks == second.get(lock):
+                holders[lock] = tids.pop()
+        return holders
+
+    def _claims(self, threads: Iterable[ThreadState], locks: Collection[int]) -> dict[int, frozenset[Block]]:
+        """Lock to the blocks over it that are active and have not let go of it for the time being."""
+        memory = Memory(self._interpreter.memory.pid, BUDGET_BYTES)
+        reader = FrameReader(self._interpreter, memory)
+        stacks = {thread.tid: list(reader.walk(thread)) for thread in threads}
+        claims: dict[int, set[Block]] = {}
+        for block, inner in self._list_blocks(memory, stacks):
+            if block.is_condition:
+                attributes = read_attributes(self._interpreter, memory, block.manager)
+                about = [lock for lock in locks if lock in attributes]
+            else:
+                about = [block.manager] if block.manager in locks else []
+            for lock in about:
+                if not self._is_released(memory, reader, inner, lock):
+                    claims.setdefault(lock, set()).add(block)
+        return {lock: frozenset(blocks) for lock, blocks in claims.items()}
+
+    def _list_blocks(
+        self, memory: Memory, stacks: Mapping[int, Sequence[Frame]]
+    ) -> list[tuple[Block, Sequence[Frame]]]:
+        """All active blocks over locks and conditions, with the frames further in than each."""
+        objects = ObjectReader(self._interpreter, memory, self._regions)
+        values = {value for frames in stacks.values() for frame in frames for value in frame.live}
+        resolved = objects.resolve(values)
+        is_pair = self._interpreter.version >= (3, 14)
+        exits = objects.exit_functions(values) if is_pair else frozenset()
+        blocks = []
+        for tid, frames in stacks.items():
+            for position, frame in enumerate(frames):
+                for slot, value in enumerate(frame.live):
+                    known = resolved.get(value)
+                    if known is None:
+                        continue
+                    if is_pair:
+                        is_exit = known.method is None and slot > 0 and frame.live[slot - 1] in exits
+                    else:
+                        is_exit = known.method == "__exit__"
+                    if is_exit:
+                        is_condition = known.type_name == CONDITION
+                        block = Block(tid, frame.address, slot, known.manager, is_condition)
+                        blocks.append((block, frames[:position]))
+        return blocks
+
+    def _is_released(self, memory: Memory, reader: FrameReader, inner: Sequence[Frame], lock: int) -> bool:
+        """Whether a ``Condition.wait`` on this very lock, further in, has released it."""
+        for frame in inner:
+            function, file = reader.name_of(frame)
+            if function == "wait" and file.endswith("threading.py"):
+                own = reader.slot_values(frame)[:1]
+                if own and lock in read_attributes(self._interpreter, memory, own[0]):
+                    return True
+        return False

@@ -1,0 +1,164 @@
+"""Locks of multiprocessing: a semaphore in shared memory, and in each process an object that counts its own takes.
+
+The semaphore records nobody. But the ``SemLock`` object of the process that took it has a count above zero and the
+ident of the thread (Modules/_multiprocessing/semaphore.c). It is found by searching the small anonymous mappings
+of the processes that map the semaphore for its address, so this is bounded in bytes and time.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from hangdoctor.collect.locks.frames import FrameReader
+from hangdoctor.collect.locks.futex import FutexWait
+from hangdoctor.collect.locks.interpreter import Interpreter, find_interpreter
+from hangdoctor.collect.locks.objects import SEMLOCK, ObjectReader
+from hangdoctor.collect.memory import Memory, Region, Regions, read, read_regions
+from hangdoctor.collect.namespaces import map_threads
+from hangdoctor.model import LockWait
+
+SEARCH_BYTES = 32 << 20
+"""A process. Objects of this size come from pymalloc's arenas (1 MiB each), which lie among the first."""
+SEARCH_LIMIT_S = 0.2
+"""All processes together."""
+BUDGET_BYTES = 16 << 20
+_CHUNK = 1 << 20
+_MAX_REGION_BYTES = 64 << 20
+# struct SemLockObject after the header: handle, last_tid, count, maxvalue, kind
+_SEMLOCK = struct.Struct("<QQiii")
+_HEADER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Semaphore:
+    """A place in a shared mapping, the same for every process that maps it."""
+
+    device: str
+    inode: int
+    offset: int
+
+    def address_in(self, region: Region) -> int | None:
+        is_same = (region.device, region.inode) == (self.device, self.inode)
+        if not is_same or not region.offset <= self.offset < region.offset + region.end - region.start:
+            return None
+        return region.start + self.offset - region.offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    pid: int
+    tid: int | None
+
+
+def find_shared_waits(
+    interpreter: Interpreter, regions: Regions, waits: Sequence[FutexWait], peers: Collection[int]
+) -> dict[int, LockWait]:
+    """Host tid to lock, for waits on a ``multiprocessing`` lock or semaphore. Raises ``OSError``."""
+    memory = Memory(interpreter.memory.pid, BUDGET_BYTES)
+    pids = {interpreter.memory.pid, *peers}
+    end = time.monotonic() + SEARCH_LIMIT_S
+    holders: dict[_Semaphore, _Holder | None] = {}
+    found = {}
+    for wait in waits:
+        region = regions.find(wait.address)
+        if wait.is_private or region is None or "s" not in region.permissions:
+            continue
+        capacity = _read_capacity(interpreter, memory, regions, wait)
+        if capacity is None:
+            continue
+        if capacity != 1:
+            found[wait.tid] = LockWait("mp.Semaphore", wait.address, is_shared=True)
+            continue
+        place = _Semaphore(region.device, region.inode, region.offset + wait.address - region.start)
+        if place not in holders:
+            is_taken = read(memory.pid, wait.address, 4) == bytes(4)
+            holders[place] = _find_holder(place, pids, end) if is_taken else None
+        holder = holders[place]
+        found[wait.tid] = LockWait(
+            "mp.Lock",
+            wait.address,
+            holder.tid if holder else None,
+            holder.pid if holder else None,
+            owner_how="recorded" if holder else None,
+            is_shared=True,
+        )
+    return found
+
+
+def _read_capacity(interpreter: Interpreter, memory: Memory, regions: Regions, wait: FutexWait) -> int | None:
+    """How many may hold it: 1 for a lock. From the SemLock object in the waiter's innermost frame."""
+    thread = next((state for state in interpreter.threads if state.tid == wait.tid), None)
+    if thread is None:
+        return None
+    reader = FrameReader(interpreter, memory)
+    frame = next(reader.walk(thread), None)
+    values = reader.slot_values(frame) if frame is not None else ()
+    for value in ObjectReader(interpreter, memory, regions).resolve(values).values():
+        if value.type_name == SEMLOCK:
+            handle, _, _, capacity, _ = _SEMLOCK.unpack(memory.fresh(value.manager + _HEADER, _SEMLOCK.size))
+            if handle == wait.address:
+                return int(capacity)
+    return None
+
+
+def _find_holder(place: _Semaphore, pids: Collection[int], end: float) -> _Holder | None:
+    """The one process whose object says that it took the lock; ``None`` when none or several do."""
+    holders = []
+    for pid in sorted(pids):
+        try:
+            regions = read_regions(pid)
+            address = next((at for region in regions if (at := place.address_in(region)) is not None), None)
+            if address is not None:
+                holders += _search(pid, regions, address, end)
+        except OSError:
+            continue
+    return holders[0] if len(holders) == 1 else None
+
+
+def _search(pid: int, regions: Regions, handle: int, end: float) -> list[_Holder]:
+    memory = Memory(pid, BUDGET_BYTES)
+    inner_tids = map_threads(pid)
+    interpreter = find_interpreter(memory, regions, inner_tids)
+    if interpreter is None:
+        return []
+    objects = ObjectReader(interpreter, memory, regions)
+    for at in _occurrences(pid, regions, handle, end):
+        known = objects.resolve([at - _HEADER]).get(at - _HEADER)
+        if known is None or known.type_name != SEMLOCK:
+            continue
+        _, ident, count, _, _ = _SEMLOCK.unpack(memory.fresh(at, _SEMLOCK.size))
+        if count > 0:
+            return [_Holder(pid, interpreter.tid_of(ident))]
+    return []
+
+
+def _occurrences(pid: int, regions: Regions, word: int, end: float) -> Iterator[int]:
+    """Where an 8-aligned word stands in the anonymous writable memory of a process."""
+    raw = struct.pack("<Q", word)
+    # An address of a page begins and ends with zero bytes, and so does most memory: look for its middle.
+    middle = raw.strip(b"\0")
+    shift = raw.index(middle)
+    left = SEARCH_BYTES
+    for region in regions:
+        is_plain = region.path in ("", "[heap]") or region.path.startswith("[anon")
+        size = region.end - region.start
+        if not is_plain or region.permissions != "rw-p" or size > _MAX_REGION_BYTES:
+            continue
+        for start in range(region.start, region.end, _CHUNK):
+            length = min(_CHUNK, region.end - start)
+            left -= length
+            if left < 0 or time.monotonic() > end:
+                return
+            try:
+                data = read(pid, start, length)
+            except OSError:
+                break
+            at = data.find(middle)
+            while at >= 0:
+                first = at - shift
+                if first % 8 == 0 and data[first : first + 8] == raw:
+                    yield start + first
+                at = data.find(middle, at + 1)
