@@ -200,6 +200,8 @@ class Group:
     stack: tuple[Frame, ...]
     count: int
     moved: bool | None = None
+    frame: Frame | None = None
+    """The frame that names what they do; usually not the innermost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ def _groups(case: Case, finding: Finding) -> tuple[Group, ...]:
     """Equivalence classes of ranks and supervisors: same phase, same place. The culprits' class first."""
     classes: dict[tuple[str | None, tuple[str, str] | None, str, str], list[Member]] = defaultdict(list)
     for member in _in_order(case):
-        if member.kind in (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER):
+        if member.kind in (RoleKind.RANK, RoleKind.CONTROL) or _is_python_launcher(member):
             frame = member.frame
             place = (frame.function, frame.file) if frame else None
             phase = member.phase.id if member.phase else None
@@ -181,9 +181,15 @@ def _groups(case: Case, finding: Finding) -> tuple[Group, ...]:
             stack=_stack(lead),
             count=len(members),
             moved=_moved(members),
+            frame=members[0].frame,
         )
         groups.append((not any(m.key in guilty for m in members), group))
     return tuple(group for _, group in sorted(groups, key=lambda pair: (pair[0], pair[1].count)))
+
+
+def _is_python_launcher(member: Member) -> bool:
+    """A shell above or below the job is no line worth reading."""
+    return member.kind is RoleKind.LAUNCHER and bool(_stack(member.lead))
 
 
 def _stack(lead: ThreadTrack | None) -> tuple[Frame, ...]:

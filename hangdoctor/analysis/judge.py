@@ -104,7 +104,7 @@ def _compiles(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
             Kind.SLOW,
             sure,
             Cause.COMPILING,
-            f"it compiles: {describe_progress(member.progress)}",
+            f"it {describe_progress(member.progress)}",
             (suspect,),
             member.progress,
         )
@@ -112,9 +112,7 @@ def _compiles(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
         return Finding(
             Kind.HUNG, Confidence.LIKELY, Cause.CHILD_STUCK, f"its compiler ({names}) uses no CPU", (suspect,)
         )
-    return _undecided(
-        suspect, Cause.COMPILING, f"{names} is alive below it", "whether the compiler uses the CPU"
-    )
+    return _undecided(suspect, Cause.COMPILING, "its compiler is alive", "whether the compiler uses the CPU")
 
 
 def _lacks_its_lock_file(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
@@ -127,14 +125,14 @@ def _lacks_its_lock_file(case: Case, suspect: Suspect, waited: bool) -> Finding 
         return _undecided(
             suspect,
             Cause.STALE_LOCK_FILE,
-            "it waits for a lock file and no builder is visible",
+            "no builder is visible",
             "who holds the file",
         )
     return Finding(
         Kind.HUNG,
         Confidence.LIKELY,
         Cause.STALE_LOCK_FILE,
-        "it waits for a lock file and no live builder or compiler exists among what was seen",
+        "no live builder or compiler exists among what was seen",
         (suspect,),
     )
 
@@ -145,7 +143,7 @@ def _waits_for_lock(case: Case, suspect: Suspect, waited: bool) -> Finding | Non
     aspect = suspect.member.aspect if suspect.track is suspect.member.lead else None
     if _movement(suspect) is Movement.MOVING or (aspect is not None and aspect.waits_for == "thread"):
         return None  # joining a thread of its own is an ordinary way to spend a life
-    return _stuck(case, suspect, Cause.LOCK_HELD, "it waits for a lock whose holder is not recorded", waited)
+    return _stuck(case, suspect, Cause.LOCK_HELD, "who holds the lock is not recorded", waited)
 
 
 def _holds_gil(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
@@ -154,40 +152,38 @@ def _holds_gil(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
         return None
     if _movement(suspect) is not Movement.STILL:
         return None
-    return _stuck(case, suspect, Cause.GIL_HELD, "it holds the GIL and does not run", waited)
+    return _stuck(case, suspect, Cause.GIL_HELD, "it holds the GIL", waited)
 
 
 def _is_in_known_phase(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
     cause = phase_cause(suspect)
     if cause not in _SLOW_CAUSES or suspect.track is None:
         return None
-    phase = suspect.member.phase
-    title = phase.title if phase else "working"
     progress = suspect.member.progress
     if progress.kind is ProgressClass.PROOF:
         return Finding(
             Kind.SLOW,
             Confidence.CERTAIN,
             cause,
-            f"it is {title} and {describe_progress(progress)}",
+            f"it {describe_progress(progress)}",
             (suspect,),
             progress,
         )
     if _movement(suspect) is Movement.MOVING:
         share = _share(suspect)
         if share >= CPU_PHASE_SHARE:
-            because = f"it is {title}: its lines change and it uses {100 * share:.0f} % of a core"
+            because = f"lines change, at {100 * share:.0f} % of a core"
             return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (suspect,), progress)
         if progress.kind is ProgressClass.WEAK and cause is not Cause.INITIALIZING_NCCL:
-            because = f"it is {title} and its stack changes"
+            because = "the stack changes between looks"
             return Finding(Kind.SLOW, Confidence.POSSIBLE, cause, because, (suspect,), progress)
     if _movement(suspect) is Movement.BUSY and progress.kind is ProgressClass.WEAK:
-        because = f"it is {title}, uses {100 * _share(suspect):.0f} % of a core and {progress.what}"
+        because = f"it uses {100 * _share(suspect):.0f} % of a core and {progress.what}"
         return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (suspect,), progress)
-    return _within_budget(case, suspect, cause, title)
+    return _within_budget(case, suspect, cause)
 
 
-def _within_budget(case: Case, suspect: Suspect, cause: Cause, title: str) -> Finding:
+def _within_budget(case: Case, suspect: Suspect, cause: Cause) -> Finding:
     view = suspect.track.last if suspect.track else None
     phases = (
         [p for p in (view.match.aspect, view.match.phase) if p is not None] if view and view.match else []
@@ -195,12 +191,12 @@ def _within_budget(case: Case, suspect: Suspect, cause: Cause, title: str) -> Fi
     budget = next((p.budget_s for p in phases if p.budget_s is not None), 60.0)
     still = stillness_s(case, suspect)
     if case.look_count > 1 and still > budget:
-        because = f"it is {title} and has shown no progress for {still:.0f} s (budget {budget:.0f} s)"
+        because = f"it has shown no progress for {still:.0f} s (budget {budget:.0f} s)"
         return Finding(Kind.HUNG, Confidence.LIKELY, cause, because, (suspect,), suspect.member.progress)
     return _undecided(
         suspect,
         cause,
-        f"it is {title} and showed no proof of progress in {still:.0f} s (budget {budget:.0f} s)",
+        f"no proof of progress in {still:.0f} s, which is within its budget of {budget:.0f} s",
         "any byte read, line changed or memory grown in a longer look",
         command=f"hangdoctor attach {{pid}} --snapshots 3 --interval {max(15, round(budget / 2))}",
     )
@@ -211,7 +207,7 @@ def _waits_for_gpu(case: Case, suspect: Suspect, waited: bool) -> Finding | None
         return None
     if _movement(suspect) is Movement.MOVING:
         return None
-    return _stuck(case, suspect, Cause.GPU_STUCK, "it waits for its GPU, which does not finish", waited)
+    return _stuck(case, suspect, Cause.GPU_STUCK, "its GPU does not finish", waited)
 
 
 def _waits_for_storage(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
@@ -230,7 +226,7 @@ def _waits_for_storage(case: Case, suspect: Suspect, waited: bool) -> Finding | 
         )
     if _movement(suspect) in (Movement.MOVING, Movement.UNKNOWN):
         return None
-    return _stuck(case, suspect, Cause.IO_STUCK, "it waits for storage and nothing arrives", waited)
+    return _stuck(case, suspect, Cause.IO_STUCK, "nothing arrives from storage", waited)
 
 
 def _spins(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
@@ -295,14 +291,14 @@ def _stands_still(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
         return _undecided(
             suspect,
             None,
-            f"it {track.last.activity.value} and nothing else in the job waits for it",
+            "nothing else in the job waits for it",
             "whether anybody waits for it: a request, a peer on another host",
         )
     return _stuck(
         case,
         suspect,
         Cause.LAGGARD,
-        f"it {track.last.activity.value} outside what the others wait in",
+        "it stands still outside what the others wait in",
         waited,
     )
 
@@ -342,7 +338,12 @@ def _stuck(case: Case, suspect: Suspect, cause: Cause, because: str, waited: boo
     still = stillness_s(case, suspect)
     confidence = Confidence.LIKELY if still >= LEAST_STILLNESS_S and waited else Confidence.POSSIBLE
     return Finding(
-        Kind.HUNG, confidence, cause, f"{because} ({still:.0f} s)", (suspect,), suspect.member.progress
+        Kind.HUNG,
+        confidence,
+        cause,
+        f"{because}; unchanged for {still:.0f} s",
+        (suspect,),
+        suspect.member.progress,
     )
 
 

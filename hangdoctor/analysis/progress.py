@@ -9,7 +9,7 @@ line is not progress but an advancing number is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -273,17 +273,19 @@ def compile_progress(before: Sequence[Process], after: Sequence[Process], second
     started, ended = new.keys() - old.keys(), old.keys() - new.keys()
     names = ", ".join(sorted({p.comm or "?" for p in after})) or "all"
     if started and ended:
-        return Progress(
-            ProgressClass.PROOF, f"{len(ended)} build steps ended and {len(started)} began ({names})"
-        )
+        return Progress(ProgressClass.PROOF, f"finished {_steps(ended)} and began {len(started)}")
     if started or ended:
-        verb = "began" if started else "ended"
-        return Progress(ProgressClass.PROOF, f"{len(started or ended)} build steps {verb} ({names})")
+        verb = "began" if started else "finished"
+        return Progress(ProgressClass.PROOF, f"{verb} {_steps(started or ended)}")
     grew = [p for key, p in new.items() if (_delta(_cpu_ticks(old[key]), _cpu_ticks(p)) or 0) > 0]
     if grew:
         busy = ", ".join(sorted({p.comm or "?" for p in grew}))
-        return Progress(ProgressClass.WEAK, f"{busy} uses the CPU")
-    return Progress(ProgressClass.NONE, f"{names} does nothing")
+        return Progress(ProgressClass.WEAK, f"keeps {busy} on the CPU")
+    return Progress(ProgressClass.NONE, f"has {names} below it, which does nothing")
+
+
+def _steps(processes: Collection[object]) -> str:
+    return f"{len(processes)} build step{'s' if len(processes) != 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)

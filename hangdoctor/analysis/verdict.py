@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangdoctor.analysis.describe import doing, name_frame, name_member, name_thread
+from hangdoctor.analysis.describe import doing, name_member, name_thread
 from hangdoctor.analysis.evidence import EvidenceBook, cite_suspect, cite_victims
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
@@ -50,7 +50,7 @@ def write_verdict(situation: Situation, book: EvidenceBook) -> tuple[Verdict, Fi
         progress=finding.progress,
         refuted_by=(rule.refuted_by,),
         alternatives=tuple(
-            f"{f.kind.value} ({f.confidence.value}): {f.because}"
+            f"{f.kind.value} ({f.confidence.value}): {summarize(f, ())}"
             for r, f in others
             if r.id != "undecided" and (f.kind, f.cause) != (finding.kind, finding.cause)
         ),
@@ -65,21 +65,29 @@ def _needs_one_look(finding: Finding) -> bool:
 
 def summarize(finding: Finding, victims: tuple[Member, ...]) -> str:
     """One sentence: who does what, why that decides, who waits."""
-    because = finding.because
-    if len(finding.suspects) == 1:
-        suspect = finding.suspects[0]
-        text = f"{name_member(suspect.member)} {doing(suspect)}"
-        if not because.startswith(suspect.member.label):
-            text += f": {because}"
-    elif finding.suspects:
-        labels = fold_labels(s.member.label for s in finding.suspects)
-        text = because if because.startswith(labels) else f"{labels}: {because}"
+    suspects = finding.suspects
+    if not suspects or finding.because.startswith(fold_labels(s.member.label for s in suspects)):
+        text = finding.because[:1].upper() + finding.because[1:]
+    elif len(suspects) == 1:
+        text = f"{name_member(suspects[0].member)} {doing(suspects[0])}: {finding.because}"
     else:
-        text = because[:1].upper() + because[1:]
+        text = (
+            f"{fold_labels(s.member.label for s in suspects)} {_doing_together(suspects)}: {finding.because}"
+        )
     if victims:
         verb = "waits" if len(victims) == 1 else "wait"
-        text += f"; {fold_labels(m.label for m in victims)} {verb} for it"
+        whom = "it" if len(suspects) == 1 else "them"
+        text += f"; {fold_labels(m.label for m in victims)} {verb} for {whom}"
     return text
+
+
+def _doing_together(suspects: tuple[Suspect, ...]) -> str:
+    """What several suspects have in common, as a clause after their names."""
+    phases = {s.member.phase.title for s in suspects if s.member.phase is not None}
+    if len(phases) == 1:
+        return f"are {phases.pop()}"
+    frames = {s.member.frame.function for s in suspects if s.member.frame is not None}
+    return f"are in {frames.pop()}" if len(frames) == 1 else "hold things up"
 
 
 def _victims(situation: Situation, finding: Finding) -> tuple[Member, ...]:
@@ -126,8 +134,3 @@ def _victim(situation: Situation, member: Member) -> Victim:
         frame=member.frame,
         host=member.key.host,
     )
-
-
-def where(member: Member) -> str:
-    """The frame of a member, for sentences."""
-    return name_frame(member.frame) if member.frame else "?"

@@ -214,7 +214,7 @@ def _lock_edges(case: Case, member: Member) -> Iterator[Edge]:
             EdgeKind.LOCK,
             Node(member.key, track.tid),
             owner,
-            f"waits for a {lock.kind}",
+            f"a {lock.kind} it holds",
             f"{lock.address:#x}",
             strength,
         )
@@ -263,7 +263,7 @@ def _collective_edges(case: Case, member: Member) -> Iterator[Edge]:
             EdgeKind.COLLECTIVE,
             lead_node(member),
             lead_node(peer),
-            f"waits in {name} for",
+            f"in {name}",
             name,
             Strength.CERTAIN if sure else Strength.LIKELY,
         )
@@ -273,7 +273,7 @@ def _collective_edges(case: Case, member: Member) -> Iterator[Edge]:
             EdgeKind.COLLECTIVE,
             lead_node(member),
             None,
-            f"waits in {name} for {missing} ranks not seen here",
+            f"in {name}: {missing} ranks that were not seen here",
             name,
             Strength.POSSIBLE,
         )
@@ -307,7 +307,7 @@ def _gpu_edges(case: Case, member: Member) -> Iterator[Edge]:
                 EdgeKind.GPU,
                 lead_node(member),
                 lead_node(peer),
-                "waits for its GPU, and that for",
+                "its GPU runs a collective that needs both",
                 None,
                 Strength.LIKELY,
             )
@@ -341,8 +341,8 @@ def _phase_edges(case: Case, member: Member) -> Iterator[Edge]:
             EdgeKind.PHASE,
             lead_node(member),
             lead_node(other),
-            f"is {phase.title}: waits for",
-            phase.id,
+            phase.title,
+            None,
             Strength.LIKELY,
         )
 
@@ -408,7 +408,7 @@ def _lock_file_edges(case: Case, member: Member) -> Iterator[Edge]:
                 EdgeKind.LOCK_FILE,
                 lead_node(member),
                 node,
-                "waits for the lock file",
+                "a lock file",
                 lock.path,
                 Strength.CERTAIN,
             )
@@ -419,7 +419,7 @@ def _lock_file_edges(case: Case, member: Member) -> Iterator[Edge]:
             EdgeKind.LOCK_FILE,
             lead_node(member),
             lead_node(builder),
-            "waits for the build lock of",
+            "a build lock file",
             None,
             Strength.LIKELY,
         )
@@ -428,7 +428,7 @@ def _lock_file_edges(case: Case, member: Member) -> Iterator[Edge]:
             EdgeKind.LOCK_FILE,
             lead_node(member),
             None,
-            "waits for a lock file that no live builder holds",
+            "a lock file that no live builder holds",
             None,
             Strength.POSSIBLE,
         )
@@ -454,7 +454,7 @@ def _child_edges(case: Case, member: Member) -> Iterator[Edge]:
                 EdgeKind.CHILD,
                 lead_node(member),
                 lead_node(child),
-                "waits for its child",
+                "its child process",
                 child.last.comm,
                 Strength.LIKELY,
             )
@@ -482,7 +482,7 @@ def _connection_edges(case: Case, member: Member) -> Iterator[Edge]:
             EdgeKind.CONNECTION,
             lead_node(member),
             lead_node(holder),
-            f"waits in {call.name} for",
+            f"in {call.name}",
             call.target,
             strength,
         )

@@ -22,11 +22,13 @@ def check(situation: Situation) -> Finding | None:
         return None
     confidence = Confidence.LIKELY if case.look_count > 1 else Confidence.POSSIBLE
     if serving:
-        because = f"{fold_labels(m.label for m in serving)} serves: its steps move on"
+        because = (
+            f"{fold_labels(m.label for m in serving)} moving through requests: the steps change between looks"
+        )
         return Finding(Kind.READY, confidence, Cause.SERVING, because)
     if case.look_count > 1 and all(m.lead is None or m.lead.movement is not Movement.UNKNOWN for m in idle):
         confidence = Confidence.CERTAIN
-    because = f"{fold_labels(m.label for m in idle)} waits for work in its own main loop"
+    because = f"{fold_labels(m.label for m in idle)} waiting for work, each in its own main loop"
     return Finding(Kind.READY, confidence, Cause.IDLE, because)
 
 
