@@ -1,0 +1,57 @@
+"""What must not leave the machine: secrets always, and who and where it is on request.
+
+    redact_capture(capture, knowledge.redaction)               secrets become ***
+    redact_capture(capture, knowledge.redaction, strict=True)  and users, hosts and addresses user-1, host-2 …
+
+A secret that stands in one place (a command line) is masked in every other text, too: log, path, thread name. New
+names are consistent within a capture, so two ranks on one host are still on one host. Reports are made from redacted
+captures and hold nothing else. Function names and source lines are code, not secrets; local variables are never read.
+"""
+
+from __future__ import annotations
+
+from hangdoctor.knowledge.redaction import Redaction
+from hangdoctor.model import Capture, Snapshot
+from hangdoctor.redact.identities import Pseudonyms
+from hangdoctor.redact.secrets import SecretMask
+from hangdoctor.redact.walk import map_texts
+
+__all__ = ["Redactor", "redact_capture", "redacted_kinds"]
+
+
+class Redactor:
+    """Redacts snapshots as they come in, and remembers what it found in earlier ones."""
+
+    def __init__(self, rules: Redaction, *, strict: bool = False) -> None:
+        self._secrets = SecretMask(rules)
+        self._names = Pseudonyms() if strict else None
+
+    def snapshot(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot without what must not leave; secrets of earlier snapshots are known."""
+        map_texts(snapshot, self._secrets)
+        snapshot = map_texts(snapshot, self._secrets)
+        if self._names is None:
+            return snapshot
+        self._names.learn(snapshot, ())
+        return map_texts(snapshot, self._names)
+
+    def capture(self, capture: Capture) -> Capture:
+        """A whole capture; a secret of the last snapshot is masked in the first, too."""
+        # The first pass is for what it learns: a value is only known as a secret once its flag has been read.
+        map_texts(capture, self._secrets)
+        capture = map_texts(capture, self._secrets)
+        if self._names is None:
+            return capture
+        for snapshot in capture.snapshots:
+            self._names.learn(snapshot, capture.hosts)
+        return map_texts(capture, self._names)
+
+
+def redact_capture(capture: Capture, rules: Redaction, *, strict: bool = False) -> Capture:
+    """`capture` without secrets; with `strict` also without user names, hosts, addresses and home folders."""
+    return Redactor(rules, strict=strict).capture(capture)
+
+
+def redacted_kinds(*, strict: bool = False) -> tuple[str, ...]:
+    """What a redacted capture is free of, in words for a report."""
+    return ("secrets", "user names", "hosts", "addresses", "home folders") if strict else ("secrets",)
