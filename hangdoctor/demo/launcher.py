@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -118,6 +119,8 @@ def main(arguments: Sequence[str]) -> int:
             announce.write(json.dumps({"ranks": [_pid(rank.process) for rank in ranks]}) + "\n")
             announce.close()
             supervise(lifeline, ranks)
+            # The owner removes it too, unless it was killed.
+            shutil.rmtree(folder, ignore_errors=True)
         except RuntimeError as error:
             if not announce.closed:
                 announce.write(json.dumps({"error": str(error)}) + "\n")

@@ -1,0 +1,181 @@
+"""A rank that loads weights, or seems to: ``d_load.py WAY``. The other two ranks wait for it in a barrier."""
+
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import d_world
+
+MEGABYTE = 1 << 20
+SIZE = 768 * MEGABYTE
+BLOCKS_A_SECOND = 12
+WEIGHTS = "model-00002-of-00003.safetensors"
+
+
+def make_weights(folder):
+    """Sparse: real reads, real page cache, no disk."""
+    with (folder / WEIGHTS).open("wb") as weights:
+        weights.truncate(SIZE)
+
+
+def throttle():
+    time.sleep(1 / BLOCKS_A_SECOND)
+
+
+def load_mapped(folder):
+    """Page in a mapped file, one megabyte after the other."""
+    with (folder / WEIGHTS).open("rb") as weights:
+        mapped = mmap.mmap(weights.fileno(), 0, access=mmap.ACCESS_READ)
+    d_world.placed()
+    for start in range(0, SIZE, MEGABYTE):
+        zlib.crc32(mapped[start : start + MEGABYTE])
+        throttle()
+
+
+def load_read(folder):
+    with (folder / WEIGHTS).open("rb", buffering=0) as weights:
+        d_world.placed()
+        while block := weights.read(MEGABYTE):
+            zlib.crc32(block)
+            throttle()
+
+
+def load_direct(folder):
+    """Past the page cache."""
+    weights = os.open(folder / WEIGHTS, os.O_RDONLY | os.O_DIRECT)
+    buffer = mmap.mmap(-1, MEGABYTE)
+    d_world.placed()
+    while os.readv(weights, [buffer]):
+        throttle()
+
+
+def load_pread(folder):
+    """Two threads read by offset, so that no file position moves; the main thread waits for them."""
+    weights = os.open(folder / WEIGHTS, os.O_RDONLY)
+
+    def read_part(first):
+        for start in range(first * MEGABYTE, SIZE, 2 * MEGABYTE):
+            os.pread(weights, MEGABYTE, start)
+            throttle()
+
+    with ThreadPoolExecutor(2) as pool:
+        parts = [pool.submit(read_part, first) for first in range(2)]
+        d_world.placed()
+        for part in parts:
+            part.result()
+
+
+def start_source(block, pause_s):
+    """A process that streams into a pipe; returns its pid and the end to read from."""
+    read_end, write_end = os.pipe()
+    source = os.fork()
+    if source == 0:
+        os.close(read_end)
+        while True:
+            os.write(write_end, block)
+            time.sleep(pause_s)
+    os.close(write_end)
+    return source, read_end
+
+
+def read_stream(stream):
+    received = 0
+    is_first = True
+    while received < SIZE:
+        received += len(os.read(stream, MEGABYTE))
+        if is_first:
+            d_world.placed()
+            is_first = False
+
+
+def load_stream(_folder):
+    """From a pipe that somebody fills slowly."""
+    _source, stream = start_source(bytes(MEGABYTE // 16), 0.02)
+    read_stream(stream)
+
+
+def load_stopped_stream(_folder):
+    """From a pipe whose other end is stopped."""
+    source, stream = start_source(bytes(4096), 0.001)
+    os.read(stream, 4096)
+    os.kill(source, signal.SIGSTOP)
+    os.waitpid(source, os.WUNTRACED)
+    os.set_blocking(stream, False)
+    try:
+        while os.read(stream, MEGABYTE):
+            pass
+    except BlockingIOError:
+        os.set_blocking(stream, True)
+    d_world.placed()
+    os.read(stream, 4096)
+
+
+def load_again(folder):
+    """A retry loop: reads the first megabytes over and over, because the header never checks."""
+    d_world.placed()
+    while True:
+        with (folder / WEIGHTS).open("rb", buffering=0) as weights:
+            header = weights.read(4 * MEGABYTE)
+            if header.startswith(b"\x08"):
+                return
+        time.sleep(0.2)
+
+
+def serve_slowly(listener, block, pause_s):
+    """A storage server in a process of its own: after the first block ``pause_s`` between blocks."""
+    if os.fork() == 0:
+        connection, _ = listener.accept()
+        while True:
+            connection.sendall(block)
+            time.sleep(pause_s)
+
+
+def download(pause_s, block):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serve_slowly(listener, block, pause_s)
+        connection = socket.create_connection(listener.getsockname())
+    received = len(connection.recv(MEGABYTE))
+    d_world.placed()
+    while received < SIZE:
+        received += len(connection.recv(MEGABYTE))
+
+
+def load_trickle(_folder):
+    """Over TCP, a little at a time."""
+    download(0.05, bytes(32768))
+
+
+def load_wedged(_folder):
+    """Over TCP, from a server that has stopped to send."""
+    download(3600, b"x")
+
+
+def save_checkpoint(folder):
+    """The other direction: a large file that grows steadily."""
+    block = os.urandom(MEGABYTE)
+    with (folder / "checkpoint.pt").open("wb", buffering=0) as checkpoint:
+        d_world.placed()
+        for _ in range(400):
+            checkpoint.write(block)
+            throttle()
+
+
+WAYS = {
+    "mmap": load_mapped,
+    "read": load_read,
+    "direct": load_direct,
+    "pread": load_pread,
+    "stream": load_stream,
+    "stopped-stream": load_stopped_stream,
+    "again": load_again,
+    "trickle": load_trickle,
+    "wedged": load_wedged,
+    "save": save_checkpoint,
+}
+
+d_world.run(WAYS[sys.argv[1]], prepare=make_weights)
