@@ -89,9 +89,13 @@ class Knowledge:
         """The pool of helper threads it belongs to (``gloo``, ``libuv workers`` …); such threads are never culprits."""
         return self._machinery.find(thread)
 
-    def read_log_line(self, text: str) -> LogMessage | None:
-        """What a log line says about phases, readiness, watchdogs and time-outs; ``None`` for all other lines."""
-        return self._logs.read(text)
+    def read_log_line(self, text: str, server: str | None = None) -> LogMessage | None:
+        """What a log line says about phases, readiness, watchdogs and time-outs; ``None`` for all other lines.
+
+        Fields hold ``server``, ``phase`` (an id) where the line belongs to one, ``pid`` where it says so, and the
+        numbers in it by name. ``server`` leaves out lines of other servers; without it the words decide.
+        """
+        return self._logs.read(text, self._log_scope(server))
 
     def ready_line(self, server: str | None) -> str | None:
         """The words that a server logs once it serves."""
@@ -116,6 +120,10 @@ class Knowledge:
             if signature.id == name:
                 return explain_signature(signature)
         return None
+
+    def _log_scope(self, server: str | None) -> frozenset[str] | None:
+        scope = self._scope(server)
+        return None if scope is None else scope | _COMMON | {"torchrun"}
 
     def _scope(self, server: str | None) -> frozenset[str] | None:
         known = self.servers.get(server) if server else None

@@ -54,6 +54,8 @@ class Server:
 
     name: str
     title: str
+    kind: str
+    """``engine``, ``launcher`` (of training jobs and the like) or ``library`` (below every other)."""
     includes: tuple[str, ...] = ()
     """Servers whose phases also occur in it: Dynamo embeds vLLM and SGLang."""
     package: str | None = None

@@ -121,6 +121,7 @@ def _read_server(table: Table, into: Contents) -> str:
     server = Server(
         name=table.text("name"),
         title=table.text("title"),
+        kind=table.choice("kind", ("engine", "launcher", "library")),
         includes=table.texts("includes"),
         package=table.optional_text("package"),
         ready=table.optional_text("ready"),
@@ -194,6 +195,7 @@ def _read_phase(table: Table, server: str, into: Contents) -> None:
         for via in (Via.OWN, Via.WAIT, Via.OUTER)
         for pattern in _patterns(table, via.value)
     ]
+    rules += [Rule(phase, Via.OUTER, pattern, is_lifelong=True) for pattern in _patterns(table, "always")]
     borrowed = table.texts("aspects")
     if not rules and not borrowed:
         raise table.complain("no frames: give 'own', 'wait', 'outer' or 'aspects'")

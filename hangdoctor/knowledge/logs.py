@@ -55,11 +55,11 @@ class LogReader:
     def __init__(self, rules: Iterable[LogRule]) -> None:
         self.rules = tuple(rules)
 
-    def read(self, text: str) -> LogMessage | None:
+    def read(self, text: str, servers: frozenset[str] | None = None) -> LogMessage | None:
         """The message in one line (the last update of a progress bar redrawn with carriage returns), or ``None``."""
         line = text.rstrip("\r\n").rsplit("\r", 1)[-1]
         for rule in self.rules:
-            if rule.literal not in line:
+            if rule.literal not in line or (servers is not None and rule.server not in servers):
                 continue
             found = rule.pattern.search(line) if rule.pattern is not None else None
             if rule.pattern is not None and found is None:
@@ -71,7 +71,7 @@ class LogReader:
                 fields.update({name: value for name, value in found.groupdict().items() if value is not None})
             process, pid = _writer(line)
             if pid is not None:
-                fields["pid"] = pid
+                fields.setdefault("pid", pid)
             return LogMessage(rule.kind, line, process=process, fields=fields)
         return None
 

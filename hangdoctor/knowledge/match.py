@@ -3,9 +3,10 @@
 The rules, in the order in which they decide (the names in brackets are the real stacks that made them necessary):
 
 1. Frames outside the innermost ``BaseProcess._bootstrap`` are ignored: after a fork they are the parent's.
-2. The phase is the innermost own or wait frame of a start-up step; else the innermost own or wait frame of any other;
-   else the innermost outer frame. A start-up frame inside a serving stack is a start-up activity at serving time
-   (a kernel compiled for the first request).
+2. The phase is the innermost own or wait frame of a start-up step; else the innermost own or wait frame of any other,
+   unless an outer frame of a start-up step encloses it (a dummy forward); else the innermost outer frame, those
+   that stay for life (``always``) last. A start-up frame inside a serving stack is a start-up activity at serving
+   time (a kernel compiled for the first request).
 3. An aspect (stage ``aspect``) says how the thread waits or works there: the innermost one. An aspect's outer frames
    are primitives through which many waits go (``select``, ``Condition.wait``); a named wait at most
    ``PRIMITIVE_REACH`` frames further out says which wait it is (``select`` below ``Popen._communicate``), else the
@@ -38,6 +39,8 @@ class Rule:
     phase: Phase
     via: Via
     pattern: FramePattern
+    is_lifelong: bool = False
+    """An outer frame that stays on the stack for the whole life of the process (``run_scheduler_process``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +147,17 @@ def _scope(name: str, servers: Mapping[str, Server]) -> _Scope:
 def _step(steps: list[_Hit]) -> _Hit | None:
     """Rule 2: ``steps`` are ordered from the innermost frame outwards."""
     inner = [hit for hit in steps if hit.rule.via is not Via.OUTER]
-    for hit in inner:
-        if hit.rule.phase.stage is Stage.STARTUP:
-            return hit
-    return next(iter(inner or steps), None)
+    started = next((hit for hit in inner if hit.rule.phase.stage is Stage.STARTUP), None)
+    if started is not None:
+        return started
+    outer = [hit for hit in steps if hit.rule.via is Via.OUTER and not hit.rule.is_lifelong]
+    found = next(iter(inner or outer or steps), None)
+    return next((hit for hit in outer if found and _is_startup_around(hit, found)), found)
+
+
+def _is_startup_around(outer: _Hit, inner: _Hit) -> bool:
+    is_startup = outer.rule.phase.stage is Stage.STARTUP and inner.rule.phase.stage is not Stage.STARTUP
+    return is_startup and outer.frame > inner.frame
 
 
 def _aspect(aspects: list[_Hit]) -> _Hit | None:
