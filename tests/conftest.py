@@ -18,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 PROGRAMS = Path(__file__).parent / "programs"
 START_TIMEOUT_S = 60.0
@@ -41,9 +42,9 @@ class Stuck:
         """Wait for more lines of the handshake."""
         return _read_lines(self.said_fd, lines, self.popen)
 
-    def release(self) -> None:
-        """Let every process that waits in ``handshake.hold()`` go on."""
-        os.write(self.released_fd, b"." * 64)
+    def release(self, times: int = 64) -> None:
+        """Let ``times`` calls of ``handshake.hold()`` go on, in whatever processes; by default all there are."""
+        os.write(self.released_fd, b"." * times)
 
 
 @contextmanager
@@ -53,19 +54,22 @@ def stuck(
     lines: int = 1,
     python: str = sys.executable,
     env: Mapping[str, str] | None = None,
+    output: Path | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[Stuck]:
     """Run ``tests/programs/PROGRAM`` in its own session until it has said ``lines`` lines; kill it all after.
 
-    ``env`` is added to the environment. The program's output is shown when it dies before it is ready.
+    ``prefix`` is a command to run it under, ``env`` is added to the environment. What it prints goes to the file
+    ``output``, by default a temporary one that is shown when the program dies before it is ready.
     """
     said_read, said_write = os.pipe()
     held_read, held_write = os.pipe()
     fds = {"HANDSHAKE_SAY_FD": str(said_write), "HANDSHAKE_HOLD_FD": str(held_read)}
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() if output is None else output.open("wb") as printed:
         popen = subprocess.Popen(
-            [python, str(PROGRAMS / program), *map(str, args)],
+            [*prefix, python, str(PROGRAMS / program), *map(str, args)],
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=printed,
             stderr=subprocess.STDOUT,
             pass_fds=(said_write, held_read),
             env={**os.environ, **fds, **(env or {})},
@@ -77,16 +81,19 @@ def stuck(
             try:
                 said = _read_lines(said_read, lines, popen)
             except EOFError as error:
-                output.seek(0)
-                raise AssertionError(
-                    f"{program}: {error}\n{output.read().decode(errors='replace')}"
-                ) from error
+                shown = _read_again(printed) if output is None else str(output)
+                raise AssertionError(f"{program}: {error}\n{shown}") from error
             yield Stuck(popen.pid, said, popen, said_read, held_write)
         finally:
             _kill_session(popen.pid)
             popen.wait()
             os.close(said_read)
             os.close(held_write)
+
+
+def _read_again(printed: IO[bytes]) -> str:
+    printed.seek(0)
+    return printed.read().decode(errors="replace")
 
 
 def _read_lines(fd: int, lines: int, popen: subprocess.Popen[bytes]) -> tuple[str, ...]:

@@ -239,7 +239,7 @@ def test_bad_pattern_is_wrong_usage() -> None:
 def host(knowledge: Knowledge, *rows: tuple[int, int, int, int, str, str]) -> discover._Host:
     """Rows of (pid, parent, group, session, comm, command line)."""
     table = {
-        pid: Stat(pid, comm, "S", ppid, group, session, 0, 0, 0, 0, 1, pid, 0, False, None)
+        pid: Stat(pid, comm, "S", ppid, group, session, 0, 0, 0, 0, 1, pid, 0, False, 0, None)
         for pid, ppid, group, session, comm, _ in rows
     }
     return discover._Host(table, knowledge, {row[0]: tuple(row[5].split()) for row in rows})

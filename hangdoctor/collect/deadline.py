@@ -28,6 +28,7 @@ Item = TypeVar("Item")
 _HEADER = struct.Struct("<?I")
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
+_NOT_TRIED = "was not tried, for an earlier read that needs the same lock did not return"
 _REAP_S = 0.2
 _MAX_PATIENCE = 8.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
@@ -101,36 +102,26 @@ def each(
 ) -> Iterator[tuple[Item, T | Trouble]]:
     """``function(item)`` for all items, in order, in one child; a new child goes on behind an item that blocks.
 
-    No item takes longer than ``item_s`` seconds and all of them no longer than ``total_s``. After an item that
-    did not answer, those for which ``is_pointless(stuck, item)`` are not tried.
+    No item takes longer than ``item_s`` seconds and all of them no longer than ``total_s``. After an item that did not
+    answer, those for which ``is_pointless(stuck, item)`` are not tried. Every item is yielded once.
     """
     end = time.monotonic() + total_s
-    stuck: list[Item] = []
-    start = 0
-    while start < len(items):
-        if any(is_pointless(item, items[start]) for item in stuck):
-            yield (
-                items[start],
-                Trouble("not tried, for an earlier read of the same process did not return", True),
-            )
-            start += 1
-            continue
+    rest = list(items)
+    while rest:
         if time.monotonic() >= end:
-            yield items[start], Trouble(f"no time was left of the {total_s:.1f} s for this step", True)
-            start += 1
-            continue
-        child = _Child.fork(function, items[start:])
+            yield from ((item, Trouble(f"no time was left of {total_s:.1f} s", True)) for item in rest)
+            return
+        child: _Child[T] = _Child.fork(function, rest)
         try:
-            for item in items[start:]:
-                seconds = min(item_s, end - time.monotonic())
-                answer = child.answer(seconds)
-                start += 1
-                yield item, answer
-                if isinstance(answer, Trouble) and child.is_lost:
-                    stuck.append(item)
-                    break
+            while rest and not child.is_lost:
+                item = rest.pop(0)
+                yield item, child.answer(min(item_s, end - time.monotonic()))
         finally:
             child.end()
+        if child.is_lost:
+            skipped = [later for later in rest if is_pointless(item, later)]
+            rest = [later for later in rest if not is_pointless(item, later)]
+            yield from ((later, Trouble(_NOT_TRIED, True)) for later in skipped)
 
 
 class _Child(Generic[T]):

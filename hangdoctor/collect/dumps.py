@@ -58,7 +58,7 @@ def dump_stacks(program: PySpy, processes: Sequence[Process], *, total_s: float,
     jobs = [
         Job(
             process.pid,
-            command(program, _living_task(process), Mode.NONBLOCKING),
+            command(program, _task(process.pid), Mode.NONBLOCKING),
             (NONBLOCKING_S + PER_THREAD_S * (process.thread_count or 1)) * patience,
         )
         for process in sorted(asked.values(), key=_importance)
@@ -102,16 +102,15 @@ def dump_native(program: PySpy, processes: Sequence[Process], *, total_s: float)
     return outcome
 
 
+def _task(pid: int) -> int:
+    """py-spy refuses a zombie leader, but takes any living thread for its process."""
+    stat = procfs.read_stat(pid)
+    return pid if stat is None else procfs.living_task(stat)
+
+
 def _importance(process: Process) -> tuple[int, int]:
     """Ranks have the most threads and memory; their looks should lie closest together."""
     return (-(process.thread_count or 0), -(process.rss_bytes or 0))
-
-
-def _living_task(process: Process) -> int:
-    """py-spy refuses a zombie leader, but takes any living thread for its process."""
-    if process.state != "Z":
-        return process.pid
-    return next((tid for tid in list_tids(process.pid) if tid != process.pid), process.pid)
 
 
 class _Round:

@@ -18,6 +18,7 @@ from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.processes import merge_gaps, read_processes
 from hangdoctor.collect.procfs import Stat, read_table
 from hangdoctor.collect.pyspy import PySpy
+from hangdoctor.collect.schedclock import SchedulerClock
 from hangdoctor.collect.sockets import PipeEnds, read_connections, read_pipe_ends
 from hangdoctor.collect.syscalls import decode_syscall
 from hangdoctor.collect.threads import ThreadTable, read_threads
@@ -114,6 +115,8 @@ class Look:
         )
 
     def _read_thread_tables(self, processes: Sequence[Process], *, can_read_memory: bool) -> list[int]:
+        clock = SchedulerClock()
+
         def read(process: Process) -> ThreadTable:
             pid, sockets = process.pid, process.sockets
             return read_threads(
@@ -122,6 +125,7 @@ class Look:
                     pid, line, can_read_memory=can_read_memory, wchan=wchan, sockets=sockets
                 ),
                 is_namespaced=process.ns_pid is not None,
+                clock=clock,
             )
 
         stuck = []

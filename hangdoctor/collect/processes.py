@@ -36,9 +36,11 @@ _NEEDS_MEMORY_LOCK = frozenset((Step.COMMAND, Step.MAPPINGS, Step.ENVIRON))
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A step for a process. ``versions``: those already known from an earlier look."""
+    """A step for a process. ``versions`` are those already known from an earlier look."""
 
     pid: int
+    task: int
+    """What to ask instead of ``pid``: a living thread of a process whose leader has ended."""
     step: Step
     is_env_allowed: Callable[[str], bool]
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -95,9 +97,9 @@ def read_processes(
     ``known``: the same processes at the last look (versions are not looked up again).
     """
     wanted = [
-        Wanted(stat.pid, step, is_env_allowed, known[stat.pid].versions if stat.pid in known else {})
+        Wanted(stat.pid, task, step, is_env_allowed, known[stat.pid].versions if stat.pid in known else {})
         for stat in stats
-        if stat.state not in "ZX" or stat.thread_count > 1
+        if (task := procfs.living_task(stat)) != stat.pid or stat.state not in "ZX"
         for step in Step
     ]
     found = {stat.pid: from_stat(stat) for stat in stats}
@@ -154,7 +156,7 @@ def read_step(want: Wanted) -> Part:
 
 
 def _read_identity(want: Wanted) -> Part:
-    pid = want.pid
+    pid, task = want.pid, want.task
     status = procfs.read_status(pid)
     if status is None:
         raise ProcessLookupError("it has ended")
@@ -165,8 +167,8 @@ def _read_identity(want: Wanted) -> Part:
             uid=status.uid,
             tracer_pid=status.tracer_pid,
             ns_pid=inner if inner != pid else None,
-            exe=_link(pid, "exe"),
-            cwd=_link(pid, "cwd"),
+            exe=_link(task, "exe"),
+            cwd=_link(task, "cwd"),
             io=_read_io(pid),
         )
     )
@@ -196,32 +198,34 @@ def _read_io(pid: int) -> IoCounters | None:
 
 
 def _read_command(want: Wanted) -> Part:
-    return Part(Process(want.pid, command=procfs.read_command(want.pid)))
+    return Part(Process(want.pid, command=procfs.read_command(want.task)))
 
 
 def _read_files(want: Wanted) -> Part:
-    return Part(Process(want.pid, files=files.read_files(want.pid)))
+    return Part(Process(want.pid, files=files.read_files(want.task)))
 
 
 def _read_mappings(want: Wanted) -> Part:
-    regions = list(read_regions(want.pid))
+    regions = list(read_regions(want.task))
     versions = want.versions
     if "torch" not in versions:
         paths = {region.path for region in regions if region.path.startswith("/")}
-        versions = mappings.find_versions(want.pid, sorted(paths), _link(want.pid, "exe"))
-    return Part(Process(want.pid, mapped=mappings.measure_mapped_files(want.pid, regions), versions=versions))
+        versions = mappings.find_versions(want.task, sorted(paths), _link(want.task, "exe"))
+    return Part(
+        Process(want.pid, mapped=mappings.measure_mapped_files(want.task, regions), versions=versions)
+    )
 
 
 def _read_environ(want: Wanted) -> Part:
-    found = read_environ(want.pid, want.is_env_allowed)
+    found = read_environ(want.task, want.is_env_allowed)
     if isinstance(found, EnvironResult):
         return Part(Process(want.pid, environ=dict(found.variables), environ_source=found.source))
     return Part(Process(want.pid), gaps=(found,))
 
 
 def _read_sizes(want: Wanted) -> Part:
-    mapped = mappings.find_mapped_files(read_regions(want.pid))
-    sizes = {**files.read_mapped_sizes(want.pid, mapped), **files.read_sizes(want.pid)}
+    mapped = mappings.find_mapped_files(read_regions(want.task))
+    sizes = {**files.read_mapped_sizes(want.task, mapped), **files.read_sizes(want.task)}
     return Part(Process(want.pid), sizes=sizes)
 
 

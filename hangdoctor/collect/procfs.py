@@ -39,6 +39,8 @@ class Stat:
     start_ticks: int
     rss_bytes: int
     is_kernel_thread: bool
+    cpu: int
+    """The one it last ran on."""
     wait_status: int | None
     """As from wait(2); ``None`` while it lives or when the kernel hides it."""
 
@@ -112,6 +114,7 @@ def parse_stat(data: bytes) -> Stat:
         start_ticks=int(fields[19]),
         rss_bytes=max(0, int(fields[21])) * PAGE_BYTES,
         is_kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
+        cpu=int(fields[36]) if len(fields) > 36 else 0,
         wait_status=int(fields[49]) if fields[0] in (b"Z", b"X") and len(fields) > 49 else None,
     )
 
@@ -152,6 +155,17 @@ def read_status(pid: int) -> Status | None:
 def list_pids() -> list[int]:
     """All processes that /proc shows, in its order."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def living_task(stat: Stat) -> int:
+    """The number under which the memory and files of a process can be read.
+
+    A leader that ended before its other threads (pthread_exit in main) has neither any more; /proc answers for the
+    whole process under any thread's number.
+    """
+    if stat.state not in "ZX":
+        return stat.pid
+    return next((tid for tid in list_tids(stat.pid) if tid != stat.pid), stat.pid)
 
 
 def list_tids(pid: int) -> list[int]:

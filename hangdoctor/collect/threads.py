@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from sys import intern
 
 from hangdoctor.collect.procfs import list_tids, parse_stat, parse_status, read_once, text
+from hangdoctor.collect.schedclock import SchedulerClock
 from hangdoctor.model import Syscall, Thread
 
 Decode = Callable[[str, "str | None"], "Syscall | None"]
 """Decodes one line of ``/proc/PID/task/TID/syscall``, with the thread's wchan."""
 
-_EXEC_START = re.compile(rb"^se\.exec_start\s*:\s*(\d+\.\d+)", re.M)
 _SCHED_SWITCHES = re.compile(
     rb"^nr_voluntary_switches\s*:\s*(\d+)\nnr_involuntary_switches\s*:\s*(\d+)", re.M
 )
@@ -37,14 +37,16 @@ class ThreadTable:
     """``False``: the kernel refuses ``syscall``, so memory may not be read either."""
 
 
-def read_threads(pid: int, decode: Decode, *, is_namespaced: bool) -> ThreadTable:
+def read_threads(
+    pid: int, decode: Decode, *, is_namespaced: bool, clock: SchedulerClock | None = None
+) -> ThreadTable:
     """All threads of ``pid``; those that end meanwhile are left out. ``is_namespaced`` asks for inner tids."""
     tids = list_tids(pid)
     try:
         folder = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return ThreadTable(())
-    reader = _Reader(folder, decode, _read_clock(), is_namespaced)
+    reader = _Reader(folder, decode, clock or SchedulerClock(), is_namespaced)
     try:
         threads = [thread for tid in tids if (thread := reader.read(tid)) is not None]
     finally:
@@ -52,24 +54,13 @@ def read_threads(pid: int, decode: Decode, *, is_namespaced: bool) -> ThreadTabl
     return ThreadTable(tuple(threads), reader.inner_tids, "syscall" not in reader.refused)
 
 
-def _read_clock() -> float | None:
-    """The scheduler's clock in ms: our own last start on a CPU, which yielding makes now."""
-    os.sched_yield()
-    try:
-        with open("/proc/thread-self/sched", "rb") as file:
-            found = _EXEC_START.search(file.read(4096))
-    except OSError:
-        return None
-    return float(found[1]) if found else None
-
-
 class _Reader:
     """Reads one process' threads; a file that is refused once is not asked for again."""
 
-    def __init__(self, folder: int, decode: Decode, clock_ms: float | None, is_namespaced: bool) -> None:
+    def __init__(self, folder: int, decode: Decode, clock: SchedulerClock, is_namespaced: bool) -> None:
         self._folder = folder
         self._decode = decode
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._is_namespaced = is_namespaced
         self.refused: set[str] = set()
         self.inner_tids: dict[int, int] = {}
@@ -97,7 +88,7 @@ class _Reader:
             run_ns=self._run_ns(tid),
             voluntary_switches=voluntary,
             involuntary_switches=involuntary,
-            last_ran_s=self._last_ran_s(sched),
+            last_ran_s=self._clock.seconds_since(sched, stat.cpu),
             minor_faults=stat.minor_faults,
             major_faults=stat.major_faults,
         )
@@ -123,12 +114,6 @@ class _Reader:
                 if self._is_namespaced:
                     self.inner_tids[parse_status(status).ns_pids[-1]] = tid
         return (int(found[1]), int(found[2])) if found else (None, None)
-
-    def _last_ran_s(self, sched: bytes | None) -> float | None:
-        found = _EXEC_START.search(sched) if sched else None
-        if found is None or self._clock_ms is None:
-            return None
-        return max(0.0, (self._clock_ms - float(found[1])) / 1000)
 
     def _run_ns(self, tid: int) -> int | None:
         data = self._file(tid, "schedstat")

@@ -1,6 +1,7 @@
 """COUNT threads that rest in a lock, below DEPTH calls of `descend`; the main thread rests in read(2).
 
-NAME, when given, is written into every thread's comm as raw bytes (a hex string), past Python's own naming.
+NAME, when given, is written into every thread's comm as raw bytes (a hex string), past Python's own naming;
+``own`` copies the thread's Python name there.
 """
 
 import ctypes
@@ -10,7 +11,7 @@ import threading
 import handshake
 
 count, depth = int(sys.argv[1]), int(sys.argv[2])
-name = bytes.fromhex(sys.argv[3]) if len(sys.argv) > 3 else None
+name = sys.argv[3] if len(sys.argv) > 3 else ""
 for_ever = threading.Lock()
 for_ever.acquire()
 arrived = threading.Barrier(count + 1)
@@ -19,8 +20,9 @@ arrived = threading.Barrier(count + 1)
 def descend(levels):
     if levels > 1:
         return descend(levels - 1)
-    if name is not None:
-        ctypes.CDLL(None).prctl(15, name, 0, 0, 0)
+    if name:
+        comm = threading.current_thread().name.encode() if name == "own" else bytes.fromhex(name)
+        ctypes.CDLL(None).prctl(15, comm, 0, 0, 0)
     arrived.wait()
     return for_ever.acquire()
 

@@ -1,0 +1,139 @@
+"""A child that blocks costs its deadline and nothing else."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hangdoctor.collect import deadline
+from hangdoctor.collect.deadline import Trouble, call, each, helper_pids
+
+FOR_EVER = 3600.0
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    """Opening it blocks in the kernel, as opening a file on a dead server does."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+def test_answers_come_in_order() -> None:
+    assert list(each(lambda number: number * number, (3, 5, 7), item_s=20, total_s=20)) == [
+        (3, 9),
+        (5, 25),
+        (7, 49),
+    ]
+
+
+def _open(path: str) -> bool:
+    os.close(os.open(path, os.O_RDONLY))
+    return True
+
+
+def test_what_blocks_is_abandoned_and_the_rest_goes_on(fifo: Path) -> None:
+    began = time.monotonic()
+    paths = [os.devnull, str(fifo), os.devnull]
+    answers = [answer for _, answer in each(_open, paths, item_s=0.3, total_s=20)]
+    assert answers[0] is answers[2] is True
+    assert isinstance(answers[1], Trouble) and answers[1].is_timeout
+    assert time.monotonic() - began < 5
+    assert not helper_pids()
+
+
+def test_total_budget_bounds_many_that_block() -> None:
+    began = time.monotonic()
+    answers = list(each(time.sleep, [FOR_EVER] * 101, item_s=0.2, total_s=0.5))
+    assert len(answers) == 101
+    assert all(isinstance(answer, Trouble) and answer.is_timeout for _, answer in answers)
+    assert time.monotonic() - began < 5
+
+
+def test_pointless_items_are_not_tried() -> None:
+    answers = dict(
+        each(
+            lambda item: time.sleep(FOR_EVER) if item == "stuck" else item,
+            ("first", "stuck", "other", "same lock"),
+            item_s=0.2,
+            total_s=20,
+            is_pointless=lambda stuck, later: later == "same lock",
+        )
+    )
+    assert answers["first"] == "first"
+    assert answers["other"] == "other"
+    assert isinstance(answers["same lock"], Trouble) and "not tried" in answers["same lock"].reason
+
+
+def test_an_error_in_the_child_is_an_answer_and_ends_nothing() -> None:
+    answers = [answer for _, answer in each(os.stat, ("/no/such/file", "/"), item_s=20, total_s=20)]
+    assert answers[0] == Trouble("No such file or directory")
+    assert isinstance(answers[1], os.stat_result)
+
+
+def test_a_child_that_dies_is_an_answer() -> None:
+    answer = call(lambda: os.kill(os.getpid(), signal.SIGKILL), 20)
+    assert answer == Trouble("the reading process died")
+    assert not helper_pids()
+
+
+def test_large_answers_come_whole() -> None:
+    assert call(lambda: bytes(3_000_000), 20) == bytes(3_000_000)
+
+
+def test_reader_of_our_output_does_not_wait_for_an_abandoned_child(fifo: Path) -> None:
+    """``hangdoctor attach … | less`` ends when hangdoctor ends, whatever became of its helpers."""
+    code = f"""
+import os
+from hangdoctor.collect import deadline
+deadline.kill = lambda pid, **_: None  # a child in D state survives SIGKILL
+print(deadline.call(lambda: os.open({str(fifo)!r}, os.O_RDONLY), 0.2).is_timeout)
+print(*deadline.helper_pids())
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split()[0] == "True", done.stderr
+    assert time.monotonic() - began < 20
+    assert len(done.stdout.split()) == 2
+
+
+def test_children_die_with_us(fifo: Path) -> None:
+    code = f"""
+import os
+from hangdoctor.collect import deadline
+pending = deadline.Pending(lambda: os.open({str(fifo)!r}, os.O_RDONLY), 3600)
+print(*deadline.helper_pids(), flush=True)
+os.read(0, 1)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as us:
+        assert us.stdout is not None
+        helper = int(us.stdout.readline())
+        watch = os.pidfd_open(helper)
+        us.kill()
+    # A pidfd becomes readable when its process ends.
+    assert select.select([watch], [], [], 20)[0]
+    os.close(watch)
+
+
+def test_interruption_kills_the_child() -> None:
+    answers = each(time.sleep, (0.0, FOR_EVER), item_s=FOR_EVER, total_s=FOR_EVER)
+    next(answers)
+    with pytest.raises(KeyboardInterrupt):
+        answers.throw(KeyboardInterrupt)
+    assert not helper_pids()
+
+
+def test_patience_grows_with_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    for load, expected in ((0.1, 1.0), (12.0, 3.0), (4000.0, 8.0)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert deadline.patience() == expected

@@ -1,0 +1,259 @@
+"""Files, locks, logs, mappings and threads of real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hangdoctor.collect import filelocks, logs, processes, procfs, schedclock
+from hangdoctor.collect.deadline import Trouble
+from hangdoctor.collect.files import read_files
+from hangdoctor.collect.processes import Step, Wanted, read_processes, read_step
+from hangdoctor.collect.schedclock import SchedulerClock
+from hangdoctor.collect.threads import read_threads
+from hangdoctor.model import FileLock, Gap, Process
+from tests.conftest import Stuck, stuck
+
+MIB = 1 << 20
+
+
+def allow_path(name: str) -> bool:
+    return name == "PATH"
+
+
+def read(pid: int) -> tuple[Process, tuple[Gap, ...]]:
+    stat = procfs.read_stat(pid)
+    assert stat is not None
+    (process,), gaps = read_processes([stat], allow_path, {})
+    return process, gaps
+
+
+def test_all_that_a_process_shows() -> None:
+    with stuck("c_hold.py", "an argument", env={"SECRET": "x"}) as program:
+        process, gaps = read(program.pid)
+    assert not gaps
+    assert process.command[1:] == (process.command[1], "an argument")
+    assert process.exe == str(Path(sys.executable).resolve())
+    assert process.cwd == str(Path.cwd())
+    assert (process.ppid, process.session, process.uid) == (os.getpid(), program.pid, os.getuid())
+    assert process.environ == {"PATH": os.environ["PATH"]}
+    assert process.versions["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert process.io is not None and process.io.read_chars > 0
+    assert process.rss_bytes is not None and process.rss_bytes > MIB
+    assert process.tracer_pid == 0
+    assert process.exit_code is None
+    assert process.ns_pid is None
+
+
+def test_versions_already_known_are_not_looked_up_again() -> None:
+    with stuck("c_hold.py") as program:
+        part = read_step(Wanted(program.pid, program.pid, Step.MAPPINGS, allow_path, {"torch": "2.13.0"}))
+    assert part.process.versions == {"torch": "2.13.0"}
+
+
+def test_hostile_file_name_is_shown_as_text() -> None:
+    with stuck("c_hostile.py") as program:
+        targets = [file.target for file in read_files(program.pid)]
+    assert f"/tmp/hangdoctor-\\xff\n[x]-{program.pid} (deleted)" in targets
+
+
+@contextmanager
+def weights(folder: Path, size: int, step: int) -> Iterator[Stuck]:
+    path = folder / "model-00001-of-00002.safetensors"
+    with path.open("wb") as file:
+        file.truncate(size)
+    with stuck("c_weights.py", path, step) as program:
+        yield program
+
+
+def test_resident_share_of_mapped_weights_is_exact_and_grows(tmp_path: Path) -> None:
+    with weights(tmp_path, 64 * MIB, 5 * MIB) as program:
+        first, _ = read(program.pid)
+        program.release(times=1)
+        program.hear()
+        second, _ = read(program.pid)
+    for process, touched in ((first, 5 * MIB), (second, 10 * MIB)):
+        (mapped,) = process.mapped
+        assert mapped.path.endswith(".safetensors")
+        assert (mapped.size_bytes, mapped.mapped_bytes) == (64 * MIB, 64 * MIB)
+        assert mapped.resident_bytes == touched
+        opened = next(file for file in process.files if file.target == mapped.path)
+        assert (opened.position, opened.size_bytes, opened.access) == (touched, 64 * MIB, "r")
+
+
+def test_libraries_and_small_files_are_no_weights() -> None:
+    with stuck("c_hold.py") as program:
+        assert read(program.pid)[0].mapped == ()
+
+
+def test_flock_names_holder_waiter_and_path(tmp_path: Path) -> None:
+    path = tmp_path / "build.lock"
+    with stuck("c_flock.py", path, lines=2) as program:
+        pids = dict(line.split() for line in program.said)
+        holder, waiter = int(pids["holder"]), int(pids["waiter"])
+        wait_for_flock(waiter)
+        both = [read(pid)[0] for pid in (holder, waiter)]
+        locks = filelocks.read_file_locks(both)
+        existing = filelocks.find_existence_locks(both, locks)
+    assert locks == (FileLock("flock", str(path), holder, (waiter,)),)
+    (baton,) = existing
+    assert (baton.kind, baton.path, baton.holder) == ("existence", str(tmp_path / "lock"), holder)
+    assert baton.age_s is not None and baton.age_s < 120
+
+
+def wait_for_flock(pid: int) -> None:
+    """The waiter says that it is about to wait; only the kernel knows when it does."""
+    for _ in range(100_000):
+        if f" {pid} " in Path("/proc/locks").read_text().replace("->", ""):
+            return
+        os.sched_yield()
+    raise AssertionError("never waited")
+
+
+def test_locks_of_strangers_are_left_out() -> None:
+    listing = (
+        "1: FLOCK  ADVISORY  WRITE 900 08:01:131 0 EOF\n"
+        "1: -> FLOCK  ADVISORY  WRITE 901 08:01:131 0 EOF\n"
+        "2: POSIX  ADVISORY  READ 902 00:2f:77 128 128\n"
+    )
+    assert filelocks.parse_locks(listing, [Process(902)]) == (FileLock("posix", None, 902),)
+    assert filelocks.parse_locks(listing, [Process(901)]) == (FileLock("flock", None, 900, (901,)),)
+    assert filelocks.parse_locks(listing, [Process(7)]) == ()
+
+
+def test_log_behind_standard_output(tmp_path: Path) -> None:
+    with redirected(tmp_path / "server.log", 77) as pid:
+        process, _ = read(pid)
+        (source,) = logs.find_logs([process], ())
+        tail = logs.read_tail(source)
+    assert tail.path == str(tmp_path / "server.log")
+    assert tail.pids == (pid,)
+    assert tail.lines == (*(f"line {number}" for number in range(48, 77)), "loading 2/3")
+    assert tail.size_bytes == (tmp_path / "server.log").stat().st_size
+
+
+@contextmanager
+def redirected(log: Path, count: int) -> Iterator[int]:
+    with stuck("c_log.py", count, output=log) as program:
+        yield program.pid
+
+
+def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.log"
+    with path.open("wb") as file:
+        file.truncate(1 << 34)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nthe last line\n")
+    assert logs.read_tail(logs.LogSource(str(path), "large")).lines[-1] == "the last line"
+
+
+def test_a_fifo_given_as_log_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ValueError, match="not a regular file"):
+        logs.read_tail(logs.LogSource(str(tmp_path / "fifo"), "fifo"))
+
+
+def test_bytes_of_a_log_are_only_text() -> None:
+    assert logs.split_lines(b"cut\n\xff\x1b[31m[/red]\n\n", is_cut=True) == ("\\xff\x1b[31m[/red]",)
+
+
+def test_threads_of_a_zombie_leader() -> None:
+    with stuck("c_zombie_leader.py") as program:
+        survivor = int(program.said[0].split()[1])
+        table = read_threads(program.pid, lambda line, wchan: None, is_namespaced=False)
+    states = {thread.tid: thread.state for thread in table.threads}
+    assert states.pop(program.pid) == "Z"
+    assert list(states) == [survivor] and states[survivor] != "Z"
+
+
+def test_when_a_thread_last_ran() -> None:
+    with stuck("c_hold.py") as resting, stuck("c_spin.py", 1) as spinning:
+        os.waitid(os.P_PID, _pause().pid, os.WEXITED)
+        rest = read_threads(resting.pid, lambda line, wchan: None, is_namespaced=False).threads[0]
+        spin = read_threads(spinning.pid, lambda line, wchan: None, is_namespaced=False).threads
+    assert rest.last_ran_s is not None and rest.last_ran_s >= 0.15
+    assert any(thread.last_ran_s is not None and thread.last_ran_s < 0.2 for thread in spin)
+    assert rest.state == "S" and rest.wchan is not None
+    assert rest.run_ns is not None and rest.voluntary_switches is not None
+
+
+def _pause() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "0.2"])
+
+
+def test_stopped_process_is_in_state_t_and_stays_so() -> None:
+    with stuck("c_threads.py", 3, 1) as program:
+        os.kill(program.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
+        process, gaps = read(program.pid)
+        table = read_threads(program.pid, lambda line, wchan: None, is_namespaced=False)
+        stat = procfs.read_stat(program.pid)
+    assert process.state == "T" and not gaps
+    assert {thread.state for thread in table.threads} == {"T"}
+    assert stat is not None and stat.state == "T"
+
+
+def test_zombie_has_its_exit_code_and_costs_no_gap() -> None:
+    with stuck("c_zombie.py", 7) as program:
+        process, gaps = read(int(program.said[0].split()[1]))
+    assert (process.state, process.exit_code, process.command) == ("Z", 7, ())
+    assert not gaps
+
+
+def test_step_that_blocks_costs_itself_and_what_needs_the_same_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+
+    def block(want: Wanted) -> processes.Part:
+        os.close(os.open(tmp_path / "fifo", os.O_RDONLY))
+        return processes.Part(Process(want.pid))
+
+    monkeypatch.setattr(processes, "_READERS", {**processes._READERS, Step.COMMAND: block})
+    monkeypatch.setattr(processes, "STEP_S", 0.2)
+    with stuck("c_hold.py") as program:
+        process, gaps = read(program.pid)
+    assert process.command == () and process.environ is None and process.versions == {}
+    assert process.files and process.exe is not None and process.io is not None
+    assert [gap.subject for gap in gaps] == [f"pid {program.pid}"] * 3
+    assert all(gap.remedy for gap in gaps)
+
+
+def test_gap_of_a_refusal_is_one_a_process_with_the_command_that_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(want: Wanted) -> processes.Part:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(processes, "_READERS", dict.fromkeys(Step, refuse))
+    with stuck("c_hold.py") as program:
+        process, (gap,) = read(program.pid)
+    assert process.comm == "python"
+    assert gap.remedy is not None and f"hangdoctor attach {program.pid}" in gap.remedy
+    assert not isinstance(gap, Trouble)
+
+
+def test_clocks_of_cpus_differ_and_are_read_where_the_thread_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread rests on a CPU whose clock runs 1000 s behind, as hours of interrupts make it."""
+    monkeypatch.setattr(schedclock, "_read_clock_of", lambda cpu: {0: 5_000.0, 1: 1_005_000.0}[cpu])
+    monkeypatch.setattr(schedclock.time, "monotonic", lambda: 2000.0)
+    clock = SchedulerClock()
+    assert clock.seconds_since(b"se.exec_start : 1985000.000000\n", cpu=0) == 10.0
+    assert clock.seconds_since(b"se.exec_start : 985000.000000\n", cpu=1) == 10.0
+    assert clock.seconds_since(None, cpu=0) is None
+    assert clock.seconds_since(b"nothing of the kind", cpu=0) is None
+
+
+def test_affinity_is_restored() -> None:
+    allowed = os.sched_getaffinity(0)
+    clock = SchedulerClock()
+    assert clock.seconds_since(Path("/proc/thread-self/sched").read_bytes(), cpu=min(allowed)) is not None
+    assert clock.seconds_since(Path("/proc/thread-self/sched").read_bytes(), cpu=4095) is None
+    assert os.sched_getaffinity(0) == allowed
