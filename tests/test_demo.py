@@ -74,7 +74,7 @@ CULPRIT_FRAMES = {
     "laggard": "load_adapter",
     "deadlock": "evict_pages",
     "gil": "call_driver",
-    "stopped": "run_step",
+    "stopped": "freeze",
     "slow-load": "load_weights",
     "compile": "build_kernels",
     "idle": "serve",

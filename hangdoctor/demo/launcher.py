@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,18 +63,14 @@ def wait_until_ready(ranks: Sequence[Rank], lifeline: int) -> None:
                 raise RuntimeError(f"rank {number} ended before it was in place") from None
 
 
-def stop(process: SpawnProcess) -> None:
-    """SIGSTOP, and wait until the kernel says that it is stopped."""
-    pid = _pid(process)
-    os.kill(pid, signal.SIGSTOP)
-    os.waitpid(pid, os.WUNTRACED)
+def wait_until_stopped(process: SpawnProcess) -> None:
+    """Return when the kernel says that the rank is stopped."""
+    os.waitpid(_pid(process), os.WUNTRACED)
 
 
-def kill(process: SpawnProcess) -> None:
-    """SIGKILL without reaping: the dead rank stays visible as a zombie, as under a launcher that does not look."""
-    pid = _pid(process)
-    os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+def wait_until_dead(process: SpawnProcess) -> None:
+    """Return when the rank is dead. It is not reaped: it stays visible, as under a launcher that does not look."""
+    os.waitid(os.P_PID, _pid(process), os.WEXITED | os.WNOWAIT)
 
 
 def supervise(lifeline: int, ranks: Sequence[Rank]) -> None:
@@ -113,9 +108,9 @@ def main(arguments: Sequence[str]) -> int:
             ranks = start_ranks(context, scenario, meeting, Path(folder))
             wait_until_ready(ranks, lifeline)
             if scenario == "stopped":
-                stop(ranks[CULPRIT].process)
+                wait_until_stopped(ranks[CULPRIT].process)
             elif scenario == "dead":
-                kill(ranks[CULPRIT].process)
+                wait_until_dead(ranks[CULPRIT].process)
             announce.write(json.dumps({"ranks": [_pid(rank.process) for rank in ranks]}) + "\n")
             announce.close()
             supervise(lifeline, ranks)

@@ -131,10 +131,16 @@ def wait_for_build(member: Member) -> None:
     member.group.wait_for_lock_file(member.folder / "lock")
 
 
-def run_step(member: Member) -> None:
-    """The rank that the launcher stops or kills."""
+def freeze(member: Member) -> None:
+    """Be stopped by a signal in the middle of the work, as by Ctrl-Z or a forgotten debugger."""
     member.say_ready()
-    signal.pause()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def crash(member: Member) -> None:
+    """Be killed without a chance to say so, as by the kernel when memory runs out."""
+    member.say_ready()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def join_subgroup(member: Member) -> None:
@@ -161,8 +167,8 @@ CULPRITS: dict[str, Callable[[Member], None]] = {
     "laggard": load_adapter,
     "deadlock": evict_pages,
     "gil": call_driver,
-    "stopped": run_step,
-    "dead": run_step,
+    "stopped": freeze,
+    "dead": crash,
     "slow-load": load_weights,
     "dequantize": dequantize_weights,
     "compile": compile_kernels,
