@@ -7,11 +7,12 @@ waits for is known never to come. A CPU that is merely busy proves neither.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hangdoctor.analysis.activity import SPIN_RECURRENCE, is_spinning
 from hangdoctor.analysis.findings import Finding, Suspect
 from hangdoctor.analysis.progress import describe_progress
-from hangdoctor.analysis.waits import is_idle
+from hangdoctor.analysis.waits import Edge, is_idle
 from hangdoctor.case import Case, Movement
 from hangdoctor.knowledge.catalogue import Stage
 from hangdoctor.model import Activity
@@ -37,12 +38,24 @@ _SLOW_CAUSES = frozenset(
 )
 
 
-def judge(case: Case, suspect: Suspect, is_waited_for: bool) -> Finding | None:
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """One suspect and what is brought against it."""
+
+    case: Case
+    suspect: Suspect
+    is_waited_for: bool
+    """Whether real waits end at it."""
+    wanted_locks: tuple[Edge, ...] = ()
+    """Waits of other threads for locks that it holds."""
+
+
+def judge(charge: Charge) -> Finding | None:
     """What can be said of one suspect; ``None`` when nothing about it is remarkable (it serves)."""
-    if _serves(suspect):
+    if _serves(charge.suspect):
         return None
     for question in _QUESTIONS:
-        finding = question(case, suspect, is_waited_for)
+        finding = question(charge)
         if finding is not None:
             return finding
     return None
@@ -89,14 +102,18 @@ def _movement(suspect: Suspect) -> Movement:
 # -- the questions, in order -----------------------------------------------------------------------
 
 
-def _compiles(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    member = suspect.member
+def _compiles(charge: Charge) -> Finding | None:
+    member = charge.suspect.member
     if not member.compilers:
         return None
     names = ", ".join(sorted({p.comm or "?" for p in member.compilers}))
     if all(p.state in ("T", "t") for p in member.compilers):
         return Finding(
-            Kind.HUNG, Confidence.CERTAIN, Cause.CHILD_STUCK, f"its compiler ({names}) is stopped", (suspect,)
+            Kind.HUNG,
+            Confidence.CERTAIN,
+            Cause.CHILD_STUCK,
+            f"its compiler ({names}) is stopped",
+            (charge.suspect,),
         )
     if member.progress.kind in (ProgressClass.PROOF, ProgressClass.WEAK):
         sure = Confidence.CERTAIN if member.progress.kind is ProgressClass.PROOF else Confidence.LIKELY
@@ -105,25 +122,33 @@ def _compiles(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
             sure,
             Cause.COMPILING,
             f"it {describe_progress(member.progress)}",
-            (suspect,),
+            (charge.suspect,),
             member.progress,
         )
-    if case.look_count > 1 and case.window_s >= COMPILE_BUDGET_S:
+    if charge.case.look_count > 1 and charge.case.window_s >= COMPILE_BUDGET_S:
         return Finding(
-            Kind.HUNG, Confidence.LIKELY, Cause.CHILD_STUCK, f"its compiler ({names}) uses no CPU", (suspect,)
+            Kind.HUNG,
+            Confidence.LIKELY,
+            Cause.CHILD_STUCK,
+            f"its compiler ({names}) uses no CPU",
+            (charge.suspect,),
         )
-    return _undecided(suspect, Cause.COMPILING, "its compiler is alive", "whether the compiler uses the CPU")
+    return _undecided(charge, Cause.COMPILING, "its compiler is alive", "whether the compiler uses the CPU")
 
 
-def _lacks_its_lock_file(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    aspect = suspect.member.aspect
-    if aspect is None or aspect.waits_for != "lock-file" or suspect.track is not suspect.member.lead:
+def _lacks_its_lock_file(charge: Charge) -> Finding | None:
+    aspect = charge.suspect.member.aspect
+    if (
+        aspect is None
+        or aspect.waits_for != "lock-file"
+        or charge.suspect.track is not charge.suspect.member.lead
+    ):
         return None
-    if any(m.compilers for m in case.members):
+    if any(m.compilers for m in charge.case.members):
         return None
-    if case.look_count < 2 or _movement(suspect) is Movement.MOVING:
+    if charge.case.look_count < 2 or _movement(charge.suspect) is Movement.MOVING:
         return _undecided(
-            suspect,
+            charge,
             Cause.STALE_LOCK_FILE,
             "no builder is visible",
             "who holds the file",
@@ -133,68 +158,78 @@ def _lacks_its_lock_file(case: Case, suspect: Suspect, waited: bool) -> Finding 
         Confidence.LIKELY,
         Cause.STALE_LOCK_FILE,
         "no live builder or compiler exists among what was seen",
-        (suspect,),
+        (charge.suspect,),
     )
 
 
-def _waits_for_lock(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    if suspect.track is None or suspect.track.last.activity is not Activity.WAIT_LOCK:
+def _waits_for_lock(charge: Charge) -> Finding | None:
+    if charge.suspect.track is None or charge.suspect.track.last.activity is not Activity.WAIT_LOCK:
         return None
-    aspect = suspect.member.aspect if suspect.track is suspect.member.lead else None
-    if _movement(suspect) is Movement.MOVING or (aspect is not None and aspect.waits_for == "thread"):
+    aspect = charge.suspect.member.aspect if charge.suspect.track is charge.suspect.member.lead else None
+    if _movement(charge.suspect) is Movement.MOVING or (aspect is not None and aspect.waits_for == "thread"):
         return None  # joining a thread of its own is an ordinary way to spend a life
-    return _stuck(case, suspect, Cause.LOCK_HELD, "who holds the lock is not recorded", waited)
+    return _stuck(charge, Cause.LOCK_HELD, "who holds the lock is not recorded")
 
 
-def _holds_gil(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    track = suspect.track
+def _holds_lock(charge: Charge) -> Finding | None:
+    """A thread that sits on a lock others want, and does nothing."""
+    if not charge.wanted_locks or _movement(charge.suspect) is not Movement.STILL:
+        return None
+    lock = charge.wanted_locks[0]
+    return _stuck(charge, Cause.LOCK_HELD, f"it holds the lock {lock.object} that others want")
+
+
+def _holds_gil(charge: Charge) -> Finding | None:
+    track = charge.suspect.track
     if track is None or not all(v is None or v.thread.owns_gil for v in track.views):
         return None
-    if _movement(suspect) is not Movement.STILL:
+    if _movement(charge.suspect) is not Movement.STILL:
         return None
-    return _stuck(case, suspect, Cause.GIL_HELD, "it holds the GIL", waited)
+    return _stuck(charge, Cause.GIL_HELD, "it holds the GIL")
 
 
-def _is_in_known_phase(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    cause = phase_cause(suspect)
-    if cause not in _SLOW_CAUSES or suspect.track is None:
+def _is_in_known_phase(charge: Charge) -> Finding | None:
+    cause = phase_cause(charge.suspect)
+    if cause not in _SLOW_CAUSES or charge.suspect.track is None:
         return None
-    progress = suspect.member.progress
+    progress = charge.suspect.member.progress
     if progress.kind is ProgressClass.PROOF:
         return Finding(
             Kind.SLOW,
             Confidence.CERTAIN,
             cause,
             f"it {describe_progress(progress)}",
-            (suspect,),
+            (charge.suspect,),
             progress,
         )
-    if _movement(suspect) is Movement.MOVING:
-        share = _share(suspect)
+    if _movement(charge.suspect) is Movement.MOVING:
+        share = _share(charge.suspect)
         if share >= CPU_PHASE_SHARE:
             because = f"lines change, at {100 * share:.0f} % of a core"
-            return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (suspect,), progress)
+            return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (charge.suspect,), progress)
         if progress.kind is ProgressClass.WEAK and cause is not Cause.INITIALIZING_NCCL:
             because = "the stack changes between looks"
-            return Finding(Kind.SLOW, Confidence.POSSIBLE, cause, because, (suspect,), progress)
-    if _movement(suspect) is Movement.BUSY and progress.kind is ProgressClass.WEAK:
-        because = f"it uses {100 * _share(suspect):.0f} % of a core and {progress.what}"
-        return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (suspect,), progress)
-    return _within_budget(case, suspect, cause)
+            return Finding(Kind.SLOW, Confidence.POSSIBLE, cause, because, (charge.suspect,), progress)
+    if _movement(charge.suspect) is Movement.BUSY and progress.kind is ProgressClass.WEAK:
+        because = f"it uses {100 * _share(charge.suspect):.0f} % of a core and {progress.what}"
+        return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (charge.suspect,), progress)
+    return _within_budget(charge, cause)
 
 
-def _within_budget(case: Case, suspect: Suspect, cause: Cause) -> Finding:
-    view = suspect.track.last if suspect.track else None
+def _within_budget(charge: Charge, cause: Cause) -> Finding:
+    view = charge.suspect.track.last if charge.suspect.track else None
     phases = (
         [p for p in (view.match.aspect, view.match.phase) if p is not None] if view and view.match else []
     )
     budget = next((p.budget_s for p in phases if p.budget_s is not None), 60.0)
-    still = stillness_s(case, suspect)
-    if case.look_count > 1 and still > budget:
+    still = stillness_s(charge.case, charge.suspect)
+    if charge.case.look_count > 1 and still > budget:
         because = f"it has shown no progress for {still:.0f} s (budget {budget:.0f} s)"
-        return Finding(Kind.HUNG, Confidence.LIKELY, cause, because, (suspect,), suspect.member.progress)
+        return Finding(
+            Kind.HUNG, Confidence.LIKELY, cause, because, (charge.suspect,), charge.suspect.member.progress
+        )
     return _undecided(
-        suspect,
+        charge,
         cause,
         f"no proof of progress in {still:.0f} s, which is within its budget of {budget:.0f} s",
         "any byte read, line changed or memory grown in a longer look",
@@ -202,123 +237,142 @@ def _within_budget(case: Case, suspect: Suspect, cause: Cause) -> Finding:
     )
 
 
-def _waits_for_gpu(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    if suspect.track is None or suspect.track.last.activity is not Activity.WAIT_GPU:
+def _waits_for_gpu(charge: Charge) -> Finding | None:
+    if charge.suspect.track is None or charge.suspect.track.last.activity is not Activity.WAIT_GPU:
         return None
-    if _movement(suspect) is Movement.MOVING:
+    if _movement(charge.suspect) is Movement.MOVING:
         return None
-    return _stuck(case, suspect, Cause.GPU_STUCK, "its GPU does not finish", waited)
+    return _stuck(charge, Cause.GPU_STUCK, "its GPU does not finish")
 
 
-def _waits_for_storage(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    track = suspect.track
+def _waits_for_storage(charge: Charge) -> Finding | None:
+    track = charge.suspect.track
     if track is None or track.last.activity not in (Activity.UNINTERRUPTIBLE, Activity.WAIT_IO):
         return None
-    progress = suspect.member.progress
+    progress = charge.suspect.member.progress
     if progress.kind is ProgressClass.PROOF:
         return Finding(
             Kind.SLOW,
             Confidence.LIKELY,
             Cause.LOADING,
             f"it {describe_progress(progress)}",
-            (suspect,),
+            (charge.suspect,),
             progress,
         )
-    if _movement(suspect) in (Movement.MOVING, Movement.UNKNOWN):
+    if _movement(charge.suspect) in (Movement.MOVING, Movement.UNKNOWN):
         return None
-    return _stuck(case, suspect, Cause.IO_STUCK, "nothing arrives from storage", waited)
+    return _stuck(charge, Cause.IO_STUCK, "nothing arrives from storage")
 
 
-def _spins(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    if suspect.track is None or not is_spinning(suspect.track.last.thread):
+def _spins(charge: Charge) -> Finding | None:
+    if charge.suspect.track is None or not is_spinning(charge.suspect.track.last.thread):
         return None
     return Finding(
         Kind.HUNG,
         Confidence.LIKELY,
         Cause.SPIN,
         "it spins: its registers repeat the same few values",
-        (suspect,),
+        (charge.suspect,),
     )
 
 
-def _makes_proven_progress(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    progress = suspect.member.progress
-    if not waited or progress.kind is not ProgressClass.PROOF or suspect.track is not suspect.member.lead:
+def _makes_proven_progress(charge: Charge) -> Finding | None:
+    progress = charge.suspect.member.progress
+    if (
+        not charge.is_waited_for
+        or progress.kind is not ProgressClass.PROOF
+        or charge.suspect.track is not charge.suspect.member.lead
+    ):
         return None
     # A share of a known whole is a load; anything else that moves is only late.
     cause = Cause.LOADING if progress.percent is not None else Cause.LAGGARD
     return Finding(
-        Kind.SLOW, Confidence.LIKELY, cause, f"it {describe_progress(progress)}", (suspect,), progress
+        Kind.SLOW, Confidence.LIKELY, cause, f"it {describe_progress(progress)}", (charge.suspect,), progress
     )
 
 
-def _computes(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
+def _computes(charge: Charge) -> Finding | None:
     """Busy outside everything that is known: computing or spinning."""
-    track = suspect.track
-    if track is None or _share(suspect) < CPU_PHASE_SHARE:
+    track = charge.suspect.track
+    if track is None or _share(charge.suspect) < CPU_PHASE_SHARE:
         return None
     spin = track.last.thread.spin
-    busy = f"it uses {100 * _share(suspect):.0f} % of a core"
-    if _movement(suspect) is Movement.MOVING and spin is not None and spin.recurrence < SPIN_RECURRENCE / 2:
+    busy = f"it uses {100 * _share(charge.suspect):.0f} % of a core"
+    if (
+        _movement(charge.suspect) is Movement.MOVING
+        and spin is not None
+        and spin.recurrence < SPIN_RECURRENCE / 2
+    ):
         because = f"{busy}, its stack changes and its registers do not repeat: it computes"
         return Finding(
-            Kind.SLOW, Confidence.LIKELY, Cause.LAGGARD, because, (suspect,), suspect.member.progress
+            Kind.SLOW,
+            Confidence.LIKELY,
+            Cause.LAGGARD,
+            because,
+            (charge.suspect,),
+            charge.suspect.member.progress,
         )
     return Finding(
         Kind.UNKNOWN,
         Confidence.POSSIBLE,
-        Cause.LAGGARD if waited else None,
+        Cause.LAGGARD if charge.is_waited_for else None,
         f"{busy}: busy, but whether it computes or spins cannot be proven",
-        (suspect,),
-        suspect.member.progress,
+        (charge.suspect,),
+        charge.suspect.member.progress,
         decider="native frames, or a longer look at what its data does",
         command="hangdoctor attach {pid} --native --interval 30",
     )
 
 
-def _idles_while_waited_for(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    if not waited or not is_idle(suspect.member) or suspect.track is not suspect.member.lead:
+def _idles_while_waited_for(charge: Charge) -> Finding | None:
+    if (
+        not charge.is_waited_for
+        or not is_idle(charge.suspect.member)
+        or charge.suspect.track is not charge.suspect.member.lead
+    ):
         return None
     because = "it waits for work while its peers are inside a step: it never got, or never took, the request"
-    return _stuck(case, suspect, Cause.LAGGARD, because, waited)
+    return _stuck(charge, Cause.LAGGARD, because)
 
 
-def _stands_still(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    track = suspect.track
-    if track is None or _movement(suspect) is not Movement.STILL:
+def _stands_still(charge: Charge) -> Finding | None:
+    track = charge.suspect.track
+    if track is None or _movement(charge.suspect) is not Movement.STILL:
         return None
-    if not waited and track.last.activity in (Activity.TIMED_SLEEP, Activity.WAIT_PEER, Activity.BLOCKED):
+    if not charge.is_waited_for and track.last.activity in (
+        Activity.TIMED_SLEEP,
+        Activity.WAIT_PEER,
+        Activity.BLOCKED,
+    ):
         return _undecided(
-            suspect,
+            charge,
             None,
             "nothing else in the job waits for it",
             "whether anybody waits for it: a request, a peer on another host",
         )
-    return _stuck(
-        case,
-        suspect,
-        Cause.LAGGARD,
-        "it stands still outside what the others wait in",
-        waited,
-    )
+    return _stuck(charge, Cause.LAGGARD, "it stands still outside what the others wait in")
 
 
-def _single_look(case: Case, suspect: Suspect, waited: bool) -> Finding | None:
-    if case.look_count > 1 and _movement(suspect) is not Movement.UNKNOWN:
+def _single_look(charge: Charge) -> Finding | None:
+    if charge.case.look_count > 1 and _movement(charge.suspect) is not Movement.UNKNOWN:
         return None
-    if suspect.track is None:
+    if charge.suspect.track is None:
         return None
-    what = "the others wait for it" if waited else "it does not wait for work"
+    what = "the others wait for it" if charge.is_waited_for else "it does not wait for work"
     return _undecided(
-        suspect, phase_cause(suspect) or (Cause.LAGGARD if waited else None), what, "a second look"
+        charge,
+        phase_cause(charge.suspect) or (Cause.LAGGARD if charge.is_waited_for else None),
+        what,
+        "a second look",
     )
 
 
-_QUESTIONS: tuple[Callable[[Case, Suspect, bool], Finding | None], ...] = (
+_QUESTIONS: tuple[Callable[[Charge], Finding | None], ...] = (
     _compiles,
     _lacks_its_lock_file,
     _waits_for_lock,
     _holds_gil,
+    _holds_lock,
     _is_in_known_phase,
     _waits_for_gpu,
     _waits_for_storage,
@@ -331,32 +385,34 @@ _QUESTIONS: tuple[Callable[[Case, Suspect, bool], Finding | None], ...] = (
 )
 
 
-def _stuck(case: Case, suspect: Suspect, cause: Cause, because: str, waited: bool) -> Finding:
+def _stuck(charge: Charge, cause: Cause, because: str) -> Finding:
     """Hung as far as the looks reach; from a single look it stays open."""
-    if case.look_count < 2 or _movement(suspect) is Movement.UNKNOWN:
-        return _undecided(suspect, cause, because, "a second look: whether it is still there")
-    still = stillness_s(case, suspect)
-    confidence = Confidence.LIKELY if still >= LEAST_STILLNESS_S and waited else Confidence.POSSIBLE
+    if charge.case.look_count < 2 or _movement(charge.suspect) is Movement.UNKNOWN:
+        return _undecided(charge, cause, because, "a second look: whether it is still there")
+    still = stillness_s(charge.case, charge.suspect)
+    confidence = (
+        Confidence.LIKELY if still >= LEAST_STILLNESS_S and charge.is_waited_for else Confidence.POSSIBLE
+    )
     return Finding(
         Kind.HUNG,
         confidence,
         cause,
         f"{because}; unchanged for {still:.0f} s",
-        (suspect,),
-        suspect.member.progress,
+        (charge.suspect,),
+        charge.suspect.member.progress,
     )
 
 
 def _undecided(
-    suspect: Suspect, cause: Cause | None, because: str, decider: str, command: str | None = None
+    charge: Charge, cause: Cause | None, because: str, decider: str, command: str | None = None
 ) -> Finding:
     return Finding(
         Kind.UNKNOWN,
         Confidence.POSSIBLE,
         cause,
         because,
-        (suspect,),
-        suspect.member.progress,
+        (charge.suspect,),
+        charge.suspect.member.progress,
         decider=decider,
         command=command or "hangdoctor attach {pid} --interval 15",
     )

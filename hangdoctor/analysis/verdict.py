@@ -69,16 +69,26 @@ def summarize(finding: Finding, victims: tuple[Member, ...]) -> str:
     if not suspects or finding.because.startswith(fold_labels(s.member.label for s in suspects)):
         text = finding.because[:1].upper() + finding.because[1:]
     elif len(suspects) == 1:
-        text = f"{name_member(suspects[0].member)} {doing(suspects[0])}: {finding.because}"
+        text = (
+            f"{name_member(suspects[0].member)} {_thread(suspects[0])}{doing(suspects[0])}: {finding.because}"
+        )
+    elif len({s.member.key for s in suspects}) == 1:
+        text = f"{name_member(suspects[0].member)}: {finding.because}"
     else:
         text = (
             f"{fold_labels(s.member.label for s in suspects)} {_doing_together(suspects)}: {finding.because}"
         )
     if victims:
         verb = "waits" if len(victims) == 1 else "wait"
-        whom = "it" if len(suspects) == 1 else "them"
+        whom = "it" if len({s.member.key for s in suspects}) == 1 else "them"
         text += f"; {fold_labels(m.label for m in victims)} {verb} for {whom}"
     return text
+
+
+def _thread(suspect: Suspect) -> str:
+    """Names the thread when it is not the one that speaks for its process."""
+    track = suspect.track
+    return "" if track is None or track is suspect.member.lead else f"thread {name_thread(track)} "
 
 
 def _doing_together(suspects: tuple[Suspect, ...]) -> str:

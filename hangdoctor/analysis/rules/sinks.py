@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hangdoctor.analysis.findings import Finding, Rule, Situation
-from hangdoctor.analysis.judge import judge
+from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
+from hangdoctor.analysis.judge import Charge, judge
+from hangdoctor.analysis.waits import EdgeKind
 from hangdoctor.report import Confidence, Kind, ProgressClass
 
 _CONFIDENCE = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
@@ -14,7 +15,7 @@ def check(situation: Situation) -> Finding | None:
     findings = [
         finding
         for suspect in situation.suspects
-        if (finding := judge(situation.case, suspect, situation.is_waited_for)) is not None
+        if (finding := judge(_charge(situation, suspect))) is not None
     ]
     if not findings:
         return None
@@ -31,6 +32,11 @@ def check(situation: Situation) -> Finding | None:
         best.decider,
         best.command,
     )
+
+
+def _charge(situation: Situation, suspect: Suspect) -> Charge:
+    wanted = tuple(e for e in situation.graph.edges if e.kind is EdgeKind.LOCK and e.holder == suspect.node)
+    return Charge(situation.case, suspect, situation.is_waited_for, wanted)
 
 
 def _rank(finding: Finding) -> tuple[int, int]:
