@@ -113,7 +113,7 @@ def test_other_json_is_refused(data: bytes) -> None:
 def test_stacks_land_on_their_threads_through_the_pid_namespace() -> None:
     process = Process(4711, state="S", threads=(Thread(4711), Thread(4712), Thread(4713, comm="gloo")))
     found = dump(dumped(1, "MainThread", LEAF, ROOT, tid=1), dumped(2, "Thread-1", LEAF, BOOT, tid=9))
-    merged, gaps = stacks.attach(process, found, {1: 4711, 9: 4712, 10: 4713})
+    merged, gaps = stacks.attach(process, found, {1: 4711, 9: 4712, 10: 4713}, frozenset((4711, 4712, 4713)))
     assert [(thread.tid, thread.name, thread.stack is None) for thread in merged.threads] == [
         (4711, "MainThread", False),
         (4712, "Thread-1", False),
@@ -124,18 +124,17 @@ def test_stacks_land_on_their_threads_through_the_pid_namespace() -> None:
 
 
 def test_thread_that_began_after_the_kernel_was_read_is_kept() -> None:
-    merged, _ = stacks.attach(
-        Process(4711, threads=(Thread(4711),)), dump(dumped(2, "new", BOOT, tid=4799)), {}
-    )
+    found = dump(dumped(2, "new", BOOT, tid=4799), dumped(3, "gone", BOOT, tid=4800))
+    merged, _ = stacks.attach(Process(4711, threads=(Thread(4711),)), found, {}, frozenset((4711, 4799)))
     assert [thread.tid for thread in merged.threads] == [4711, 4799]
 
 
 def test_missing_main_thread_is_said_and_a_dead_leader_is_not() -> None:
     found = dump(dumped(2, "other", LEAF, BOOT, tid=4712))
     process = Process(4711, state="S", threads=(Thread(4711), Thread(4712)))
-    assert "sub-interpreter" in stacks.attach(process, found, {})[1][0].reason
+    assert "sub-interpreter" in stacks.attach(process, found, {}, frozenset((4711, 4712)))[1][0].reason
     leaderless = Process(4711, state="Z", threads=process.threads)
-    assert not stacks.attach(leaderless, found, {})[1]
+    assert not stacks.attach(leaderless, found, {}, frozenset((4711, 4712)))[1]
 
 
 def test_tid_is_found_at_the_offset_where_all_threads_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hangdoctor.collect import dumps, filelocks, host, logs, stacks
+from hangdoctor.collect import dumps, filelocks, host, inside, logs, stacks
 from hangdoctor.collect.deadline import Clock, Pending, Trouble, call, each, helper_pids, patience
 from hangdoctor.collect.files import read_files
 from hangdoctor.collect.gpu import read_gpus
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.processes import merge_gaps, read_processes
-from hangdoctor.collect.procfs import Stat, read_table
+from hangdoctor.collect.procfs import Stat, list_tids, read_table
 from hangdoctor.collect.pyspy import PySpy
 from hangdoctor.collect.schedclock import SchedulerClock
 from hangdoctor.collect.sockets import PipeEnds, read_connections, read_pipe_ends
@@ -61,7 +61,8 @@ class Look:
             self.processes = self._with_connections(processes)
             self._read_threads()
             self._read_stacks()
-            self._read_locks()
+            self._read_memory()
+            self._read_file_locks()
             self._read_logs()
             if gpus is not None:
                 self._take_gpus(gpus.result())
@@ -164,12 +165,23 @@ class Look:
             dump = found.dumps.get(process.pid)
             if dump is not None:
                 table = self._tables.get(process.pid, ThreadTable(()))
-                process, gaps = stacks.attach(process, _with_tids(process, dump, table), table.inner_tids)
+                dump = _with_tids(process, dump, table)
+                living = frozenset((*self._known_tids(process.pid), *list_tids(process.pid)))
+                process, gaps = stacks.attach(process, dump, table.inner_tids, living)
                 self.gaps.extend(gaps)
             merged.append(process)
         self.processes = tuple(merged)
 
-    def _read_locks(self) -> None:
+    def _known_tids(self, pid: int) -> list[int]:
+        table = self._tables.get(pid)
+        return [thread.tid for thread in table.threads if thread.tid is not None] if table else []
+
+    def _read_memory(self) -> None:
+        if self._plan.use_locks:
+            self.processes, gaps = inside.add_locks(self.processes)
+            self.gaps.extend(gaps)
+
+    def _read_file_locks(self) -> None:
         processes = self.processes
         kernel = call(lambda: filelocks.read_file_locks(processes), LOCKS_S)
         held = () if isinstance(kernel, Trouble) else kernel

@@ -153,22 +153,27 @@ def find_tids(pid: int, pthreads: Sequence[int], tids: frozenset[int]) -> dict[i
     return best
 
 
-def attach(process: Process, dump: Dump, inner_tids: Mapping[int, int]) -> tuple[Process, tuple[Gap, ...]]:
+def attach(
+    process: Process, dump: Dump, inner_tids: Mapping[int, int], living: frozenset[int]
+) -> tuple[Process, tuple[Gap, ...]]:
     """The process with the dump's stacks on its threads, and what the dump cannot have seen.
 
-    ``inner_tids``: tid inside the target's PID namespace → ours, when they differ.
+    ``inner_tids``: tid inside the target's PID namespace → ours, when they differ. ``living``: the tids that the
+    process has or had during this look; threads of another process are left out.
     """
     threads = {thread.tid: thread for thread in process.threads}
     loose: list[Thread] = []
     for dumped in dump.threads:
         tid = inner_tids.get(dumped.tid, dumped.tid) if dumped.tid is not None else None
+        if tid is not None and tid not in living:
+            continue
         known = threads.get(tid) if tid is not None else None
         merged = _merge(known or Thread(tid=tid), dumped, dump)
         if known is not None:
             threads[tid] = merged
         else:
             loose.append(merged)  # began after /proc was read, or its tid is unknown
-    gaps = _doubt(process, dump, inner_tids)
+    gaps = _doubt(process, dump, inner_tids, living)
     return replace(process, threads=(*threads.values(), *loose), taken_at=dump.taken_at), gaps
 
 
@@ -177,12 +182,20 @@ def _merge(thread: Thread, dumped: DumpedThread, dump: Dump) -> Thread:
     return replace(thread, name=dumped.name, stack=stack, owns_gil=dumped.owns_gil)
 
 
-def _doubt(process: Process, dump: Dump, inner_tids: Mapping[int, int]) -> tuple[Gap, ...]:
+def _doubt(
+    process: Process, dump: Dump, inner_tids: Mapping[int, int], living: frozenset[int]
+) -> tuple[Gap, ...]:
     """A sub-interpreter hides the threads of all others from py-spy (seen with 3.14)."""
     tids = {inner_tids.get(thread.tid, thread.tid) for thread in dump.threads if thread.tid is not None}
     main_ended = process.state in ("Z", "X")
     if not tids or process.pid in tids or main_ended:
         return ()
+    if living.isdisjoint(tids):
+        # Between vfork and exec a child runs in its parent's memory, threads and all.
+        reason = "no stacks: it still runs in its parent's memory (vfork) and has not started its program"
+        return (
+            Gap("py-spy", f"pid {process.pid}", reason, f"cat /proc/{process.pid}/task/*/stack   # as root"),
+        )
     return (
         Gap(
             "py-spy",
