@@ -259,6 +259,8 @@ def remedy_for(pid: int, reason: str) -> str | None:
     """What to type when the kernel said no."""
     if "permission" not in reason.lower() and "not permitted" not in reason:
         return None
+    if os.geteuid() == 0:
+        return "even root is refused here: docker run --cap-add SYS_PTRACE, or run hangdoctor on the host itself"
     return f'sudo env "PATH=$PATH" hangdoctor attach {pid}   (in docker: --cap-add SYS_PTRACE)'
 
 

@@ -19,7 +19,7 @@ from hangdoctor.collect import procfs
 from hangdoctor.collect.deadline import call
 from hangdoctor.collect.processes import remedy_for
 from hangdoctor.collect.procfs import read_bytes
-from hangdoctor.collect.spawn import Result, run
+from hangdoctor.collect.spawn import Key, Result, run
 from hangdoctor.model import Gap, Process
 
 OLDEST = (0, 4, 1)
@@ -112,7 +112,7 @@ def is_python(process: Process) -> bool:
     return "python" in process.exe.rpartition("/")[2]
 
 
-def classify(result: Result[int]) -> Failure | None:
+def classify(result: Result[Key]) -> Failure | None:
     """``None`` for a good run."""
     if result.returncode is None:
         return Failure.TIMEOUT
