@@ -253,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     report = missing(patterns, releases)
     dead = [text for text, where in report.items() if len(where) == len(releases)]
     for text, where in report.items():
-        print(f"{'NOWHERE' if text in dead else 'gone   '}  {text}" + ("" if text in dead else f"   not in {', '.join(where)}"))
+        print(f"NOWHERE  {text}" if text in dead else f"gone     {text}   not in {', '.join(where)}")
     print(f"{len(patterns)} names, {len(report)} not in every release, {len(dead)} in none", file=sys.stderr)
     return 1 if dead else 0
 

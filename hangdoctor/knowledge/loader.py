@@ -150,6 +150,7 @@ def _read_role(table: Table, server: str, into: Contents) -> None:
         stacks=_patterns(table, "stacks"),
         has_rank_variables=table.flag("rank_variables"),
         needs_rank=table.flag("needs_rank"),
+        needs_server=table.flag("needs_server"),
         examples=table.texts("examples"),
         counterexamples=table.texts("counterexamples"),
     )
@@ -237,6 +238,7 @@ def _read_machinery(table: Table, into: Contents) -> None:
         comms=table.regexes("comms"),
         names=table.regexes("names"),
         stacks=_patterns(table, "stacks"),
+        is_native=table.flag("is_native"),
     )
     table.close()
     if any(known.name == rule.name for known in into.machinery):

@@ -22,6 +22,8 @@ class MachineryRule:
     """Full matches of Python's thread name."""
     stacks: tuple[FramePattern, ...] = ()
     """Innermost frames at which the thread is idle, or its entry function."""
+    is_native: bool = False
+    """The stacks count only for threads without a Python frame."""
 
 
 class MachineryFinder:
@@ -52,8 +54,11 @@ class MachineryFinder:
         if thread.stack is None:
             return None
         context = StackContext(thread.stack.frames)
+        has_python = any(not frame.is_native for frame in thread.stack.frames)
         for index, frame in enumerate(thread.stack.frames):
             for rule in self.rules:
+                if rule.is_native and has_python:
+                    continue
                 for pattern in rule.stacks:
                     if pattern.fits(frame) and context.allows(pattern, index):
                         return rule.name

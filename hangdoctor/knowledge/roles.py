@@ -18,6 +18,7 @@ from hangdoctor.model import Frame, Process, Rank, Stack
 
 _COORDINATE = re.compile(r"(ATTN_CP|MOE_DP|MOE_EP|DCP|PCP|DP|PP|TP|EP)(\d+)")
 """Longest names first. ATTN_CP, MOE_DP and DCP divide the TP group and add nothing to TP's number."""
+_COMM_BYTES = 15
 _FIELDS = {"DP": "dp", "PP": "pp", "TP": "tp", "EP": "ep", "PCP": "cp", "ATTN_CP": "cp"}
 
 
@@ -36,7 +37,9 @@ class RoleRule:
     has_rank_variables: bool = False
     """The environment's RANK is this process' own (false where a parent's may have been inherited)."""
     needs_rank: bool = False
-    """The role holds only for a process that has a rank."""
+    """The role holds only for a process that has a rank; tried after all others."""
+    needs_server: bool = False
+    """The role holds only when the server is known from other processes (any program may spawn children)."""
     examples: tuple[str, ...] = ()
     counterexamples: tuple[str, ...] = ()
 
@@ -62,26 +65,30 @@ class RoleFinder:
     """Applies role rules to processes and stacks."""
 
     def __init__(self, rules: Iterable[RoleRule], sources: RankSources, common: frozenset[str]) -> None:
-        self._rules = tuple(rules)
+        self._rules = tuple(sorted(rules, key=lambda rule: rule.needs_rank))
         self._sources = sources
         self._common = common
 
     def by_process(self, process: Process, servers: frozenset[str] | None) -> RoleMatch | None:
         """The role of a process among those of ``servers`` (``None``: all) and the common ones."""
-        rules = [
-            rule for rule in self._rules if servers is None or rule.role.server in servers | self._common
-        ]
-        command = title_of(process)
+        rules = self._rules_of(servers)
+        command, comm = _texts_of(process)
         rank = self._declared_rank(command, process.environ or {})
         for rule in rules:
             found = _by_title(rule, command) if command else None
             if found is not None:
                 return found
         for rule in rules:
-            source = _source(rule, command, process.comm)
+            source = _source(rule, command, comm)
             if source is not None and (rank is not None or not rule.needs_rank):
                 return self._with_rank(rule, source, rank)
         return None
+
+    def _rules_of(self, servers: frozenset[str] | None) -> tuple[RoleRule, ...]:
+        if servers is None:
+            return tuple(rule for rule in self._rules if not rule.needs_server)
+        scope = servers | self._common
+        return tuple(rule for rule in self._rules if rule.role.server in scope)
 
     def by_stack(self, stack: Stack, servers: frozenset[str] | None) -> RoleMatch | None:
         """The role whose entry function is on the stack, the innermost: a forked child keeps its parent's."""
@@ -123,10 +130,14 @@ class RoleFinder:
         return None
 
 
-def title_of(process: Process) -> str:
-    """Title or command line as one line, without setproctitle's padding and ps' brackets around the dying."""
+def _texts_of(process: Process) -> tuple[str, str | None]:
+    """Title or command line as one line without setproctitle's padding, and comm.
+
+    A process that is being torn down has no command line; ps then shows its comm in brackets, and so may a dump.
+    """
     text = " ".join(process.command).replace("\0", " ").strip()
-    return text[1:-1] if re.fullmatch(r"\[[^\[\]]+\]", text) else text
+    dying = re.fullmatch(r"\[([^\[\]]+)\]", text)
+    return ("", dying[1]) if dying else (text, process.comm)
 
 
 def read_rank(parts: str) -> Rank | None:
@@ -153,6 +164,8 @@ def _source(rule: RoleRule, command: str, comm: str | None) -> str | None:
     """Which of program, command line and comm fits, if any."""
     program = os.path.basename(command.split(" ", 1)[0]) if command else ""
     if program in rule.programs or any(pattern.search(command) for pattern in rule.commands if command):
+        return "command line"
+    if program and any(pattern.fullmatch(program[:_COMM_BYTES]) for pattern in rule.comms):
         return "command line"
     if comm and (comm in rule.programs or any(pattern.fullmatch(comm) for pattern in rule.comms)):
         return "comm"

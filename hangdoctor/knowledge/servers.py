@@ -9,8 +9,8 @@ from hangdoctor.knowledge.catalogue import RoleKind, Server
 from hangdoctor.knowledge.roles import RoleFinder
 from hangdoctor.model import Process
 
-_LAUNCHERS = ("ray", "accelerate", "deepspeed", "torchrun")
-"""Jobs that are named for how they were started, most specific first: any real server among the processes wins."""
+_LAUNCHERS = ("ray", "megatron", "accelerate", "deepspeed", "torchrun")
+"""Most specific first: a Megatron job is also one of torchrun."""
 
 
 class ServerFinder:
@@ -22,27 +22,22 @@ class ServerFinder:
         self._packages = {server.package: name for name, server in servers.items() if server.package}
 
     def find(self, processes: Iterable[Process]) -> str | None:
-        """The server that most processes belong to; an engine wins over what embeds it, launchers come last."""
-        votes: Counter[str] = Counter()
-        for process in processes:
-            server = self._of(process)
-            if server is not None:
-                votes[server] += 1
-        serving = [name for name in votes if name not in _LAUNCHERS]
-        if serving:
-            hosts = [
-                name for name in serving if any(other in self._servers[name].includes for other in serving)
-            ]
-            return max(hosts or serving, key=lambda name: (votes[name], name))
+        """The engine that most processes belong to (not what embeds it); else the most specific launcher."""
+        votes = Counter(server for process in processes if (server := self._of(process)) is not None)
+        engines = [name for name in votes if self._servers[name].kind == "engine"]
+        if engines:
+            inner = [name for name in engines if not set(engines) & set(self._servers[name].includes)]
+            return max(inner or engines, key=lambda name: (votes[name], name))
         return next((name for name in _LAUNCHERS if votes[name]), None)
 
     def _of(self, process: Process) -> str | None:
         found = self._roles.by_process(process, None)
-        if found is not None and found.role.kind in (RoleKind.COMPILER, RoleKind.HELPER):
+        if found is None:
+            return self._by_stack(process)
+        if found.role.kind in (RoleKind.COMPILER, RoleKind.HELPER):
             return None
-        if found is not None and found.role.server in self._servers:
-            return found.role.server
-        return self._by_stack(process)
+        known = self._servers.get(found.role.server)
+        return known.name if known is not None and known.kind != "library" else None
 
     def _by_stack(self, process: Process) -> str | None:
         for thread in process.threads:
