@@ -51,7 +51,6 @@ _BY_CALL = {
     "epoll_pwait2": Activity.WAIT_WORK,
     "rt_sigtimedwait": Activity.WAIT_WORK,
     "rt_sigsuspend": Activity.WAIT_WORK,
-    "pause": Activity.WAIT_WORK,
     "wait4": Activity.WAIT_CHILD,
     "waitid": Activity.WAIT_CHILD,
     "nanosleep": Activity.TIMED_SLEEP,

@@ -246,6 +246,9 @@ def collective_name(member: Member) -> str | None:
     view = member.lead.last if member.lead else None
     if view is None or view.match is None or view.thread.stack is None:
         return None
+    aspect = view.match.aspect or view.match.phase
+    if aspect.server == "python":
+        return aspect.id.rpartition(".")[2]  # its frames are primitives: Condition.wait says nothing
     index = view.match.aspect_frame if view.match.aspect_frame is not None else view.match.frame
     return view.thread.stack.frames[index].function.rsplit(".", 1)[-1]
 
