@@ -15,6 +15,7 @@ from plan import Expect
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ATTACH_LIMIT_S = 120
+WRONG_USAGE = 2
 EXIT_BY_KIND = {"ready": 0, "slow": 0, "hung": 3, "unknown": 4}
 
 
@@ -58,6 +59,10 @@ def attach(pid: int, folder: Path, work: Path, options: tuple[str, ...]) -> Look
         look = Look(command, None, time.monotonic() - started)
         look.problems.append(f"attach did not end in {ATTACH_LIMIT_S} s")
         (folder / "stderr.txt").write_bytes(late.stderr or b"")
+        return look
+    if done.returncode == WRONG_USAGE and options:
+        look = attach(pid, folder, work, ())
+        look.problems.append(f"does not know {' '.join(options)}")
         return look
     look = Look(command, done.returncode, time.monotonic() - started)
     (folder / "report.json").write_bytes(done.stdout)

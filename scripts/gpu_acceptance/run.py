@@ -106,6 +106,8 @@ def provoke(scenario: Scenario, target: Target, meter: Meter) -> int | None:
     """Bring the target's trouble about; the pid of a stopped rank."""
     if scenario.act != "load":
         meter.end_load()
+    if scenario.act in ("request", "load", "stop", "kill"):
+        target.wait_ready()
     if scenario.arm is not None and not (target.panel / scenario.arm).exists():
         target.arm(scenario.arm, scenario.parameter)
     if scenario.act == "load":

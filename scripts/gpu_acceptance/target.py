@@ -20,7 +20,8 @@ STARTUP_FAULTS = ("nccl_init", "slow_dequant", "kv_alloc")
 """These strike while the server starts, so they are armed before it does."""
 
 FAULTS = (*STARTUP_FAULTS, "lock_forward", "lock_cycle", "gpu_spin", "skip_allreduce")
-WAIT_S = 240.0
+WAIT_S = {"request": 45.0, "start": 240.0}
+"""How long a state may take: a request strikes at once, a start compiles first."""
 
 
 class NotReached(Exception):
@@ -90,6 +91,7 @@ class Target:
         environ = {
             "PYTHONPATH": os.pathsep.join(paths),
             "PATH": f"{work / 'site' / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "HF_HUB_OFFLINE": "1",
             "HOME": str(work / "home"),  # all JIT caches of this machine's runs; the first start is cold
         }
         return [sys.executable, *serve], environ
@@ -112,18 +114,32 @@ class Target:
             "": lambda: True,
             "time": lambda: time.monotonic() - started >= float(scenario.wait_for),
             "reached": reached.exists,
-            "ready": lambda: "fired up and ready to roll" in self.log_text(),
+            "ready": self.is_ready,
             "log": lambda: re.search(scenario.wait_for, self.log_text()) is not None,
             "child": lambda: any(re.fullmatch(scenario.wait_for, name) for _, name in self.members()),
         }
         started = time.monotonic()
+        limit = WAIT_S["request" if scenario.act == "request" else "start"]
         while not tests[scenario.wait]():
             if self.process.poll() is not None:
                 raise NotReached(f"the target ended with {self.process.returncode}")
-            if time.monotonic() - started > WAIT_S:
-                raise NotReached(f"not reached in {WAIT_S:.0f} s: {scenario.wait} {scenario.wait_for}")
+            if time.monotonic() - started > limit:
+                raise NotReached(f"not reached in {limit:.0f} s: {scenario.wait} {scenario.wait_for}")
             time.sleep(0.25)
         time.sleep(scenario.settle_s)
+
+    def wait_ready(self) -> None:
+        """Return once the server takes requests; raise :class:`NotReached` when it dies or takes too long."""
+        started = time.monotonic()
+        while not self.is_ready():
+            if self.process.poll() is not None:
+                raise NotReached(f"the target ended with {self.process.returncode}")
+            if time.monotonic() - started > WAIT_S["start"]:
+                raise NotReached("the server did not become ready")
+            time.sleep(0.25)
+
+    def is_ready(self) -> bool:
+        return "fired up and ready to roll" in self.log_text()
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
