@@ -183,8 +183,9 @@ def _groups(case: Case, finding: Finding) -> tuple[Group, ...]:
             moved=_moved(members),
             frame=members[0].frame,
         )
-        groups.append((not any(m.key in guilty for m in members), group))
-    return tuple(group for _, group in sorted(groups, key=lambda pair: (pair[0], pair[1].count)))
+        is_innocent = not any(m.key in guilty for m in members)
+        groups.append((is_innocent, _KIND_ORDER.index(members[0].kind), len(members), group))
+    return tuple(group for *_, group in sorted(groups, key=lambda row: row[:3]))
 
 
 def _is_python_launcher(member: Member) -> bool:
