@@ -78,7 +78,11 @@ NOT_INDEXED = (
 """Packages without a wheel that pip can fetch alone, or too large; their names were read in the sources."""
 
 _SKIP = re.compile(r"(^|/)(tests?|benchmarks?|multimodal_gen|examples?)/")
-_PLATFORMS = ("any", "manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 28, 31, 34)))
+_PLATFORMS = (
+    "any",
+    "manylinux2014_x86_64",
+    *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 28, 31, 34)),
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,9 @@ def seen_as(file: str) -> str:
 def could_be_in(pattern: FramePattern, file: str) -> bool:
     """Whether a file of a release is one of those that the pattern means."""
     path = f"/{file}"
-    return any(f"/{part}" in path if part.endswith("/") else path.endswith(f"/{part}") for part in pattern.files)
+    return any(
+        f"/{part}" in path if part.endswith("/") else path.endswith(f"/{part}") for part in pattern.files
+    )
 
 
 def all_patterns(knowledge: Knowledge) -> tuple[FramePattern, ...]:
@@ -193,7 +199,9 @@ def refresh(cache: Path, patterns: tuple[FramePattern, ...]) -> None:
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     names = (path for path in stdlib.rglob("*.py") if "site-packages" not in path.parts)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    _write("python", version, ((_stdlib_name(p.relative_to(stdlib)), p.read_bytes()) for p in names), patterns)
+    _write(
+        "python", version, ((_stdlib_name(p.relative_to(stdlib)), p.read_bytes()) for p in names), patterns
+    )
 
 
 def _stdlib_name(path: Path) -> str:
@@ -229,7 +237,9 @@ def _write(
     for name, source in files:
         meant = [pattern for pattern in patterns if could_be_in(pattern, name)]
         names = functions_of(source) if meant else ()
-        exact = any(not part.endswith("/") for pattern in meant for part in pattern.files if name.endswith(part))
+        exact = any(
+            not part.endswith("/") for pattern in meant for part in pattern.files if name.endswith(part)
+        )
         if not exact:  # a folder was meant: only what the patterns could match there
             names = tuple(n for n in names if any(p.fits(Frame(n, seen_as(name))) for p in meant))
         if names:
@@ -242,7 +252,9 @@ def _write(
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints which names are gone from which release; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--refresh", action="store_true", help="rebuild the index from wheels")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "hangdoctor-wheels")
     chosen = parser.parse_args(arguments)

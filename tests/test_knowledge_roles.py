@@ -12,7 +12,9 @@ from hangdoctor.model import Process, Rank
 from tests.knowledge_support import built_in, process, stack, thread
 
 KNOWLEDGE = built_in()
-SPAWNED = "python3 -B -c from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=7, pipe_handle=9)"
+SPAWNED = (
+    "python3 -B -c from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=7, pipe_handle=9)"
+)
 
 
 @pytest.mark.parametrize(

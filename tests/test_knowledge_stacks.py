@@ -65,7 +65,9 @@ def frames_of(seen: Seen, spelling: str) -> tuple[Frame, ...]:
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("seen", SEEN, ids=lambda s: s.name)
 def test_real_stacks_mean_what_was_going_on(seen: Seen, spelling: str) -> None:
-    match = KNOWLEDGE.match(Stack(frames_of(seen, spelling), Method.PY_SPY_NONBLOCKING), seen.server, seen.role)
+    match = KNOWLEDGE.match(
+        Stack(frames_of(seen, spelling), Method.PY_SPY_NONBLOCKING), seen.server, seen.role
+    )
     found = (match.phase.id, match.aspect.id if match.aspect else None) if match else (None, None)
     assert found == (seen.phase, seen.aspect)
     if match is not None and not spelling.startswith("bare"):

@@ -109,8 +109,12 @@ class Matcher:
     def _hits(self, frames: tuple[Frame, ...], scope: frozenset[str], role: str | None) -> list[_Hit]:
         hits: list[_Hit] = []
         context = StackContext(frames)
+        learned = self._frames
         for index, frame in enumerate(frames):
-            for rule in self._rules(frame):
+            rules = learned.get((frame.function, frame.file))
+            if rules is None:
+                rules = self._learn(frame)
+            for rule in rules:
                 phase = rule.phase
                 if phase.server not in scope or (role and phase.roles and role not in phase.roles):
                     continue
@@ -118,20 +122,19 @@ class Matcher:
                     hits.append(_Hit(index, rule))
         return hits
 
-    def _rules(self, frame: Frame) -> tuple[Rule, ...]:
-        key = (frame.function, frame.file)
-        found = self._frames.get(key)
-        if found is None:
-            named = self._by_name.get(split_name(frame.function)[0], ())
-            found = tuple(rule for rule in (*named, *self._by_regex) if rule.pattern.fits(frame))
-            self._frames[key] = found
+    def _learn(self, frame: Frame) -> tuple[Rule, ...]:
+        if len(self._frames) >= _CACHE_LIMIT:
+            self._frames.clear()
+        named = self._by_name.get(split_name(frame.function)[0], ())
+        found = tuple(rule for rule in (*named, *self._by_regex) if rule.pattern.fits(frame))
+        self._frames[frame.function, frame.file] = found
         return found
 
 
 def own_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """The frames that belong to the process itself: a forked child still carries the stack of its parent."""
     for index, frame in enumerate(frames):
-        if split_name(frame.function)[0] == "_bootstrap" and frame.file.endswith("process.py"):
+        if frame.function.endswith("_bootstrap") and frame.file.endswith("multiprocessing/process.py"):
             return frames[: index + 1]
     return frames
 
