@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,10 +17,11 @@ import pytest
 
 from hangdoctor.collect.syscalls import decode_syscall
 from hangdoctor.model import Thread
-from tests.conftest import PROGRAMS
+from tests.conftest import PROGRAMS, Stuck, stuck
 
 T = TypeVar("T")
 LIMIT_S = 30.0
+IPC_RMID = 0
 
 
 def eventually(look: Callable[[], T], *, limit_s: float = LIMIT_S) -> T:
@@ -70,6 +72,18 @@ def read_threads(pid: int) -> list[Thread]:
             line, wchan = read_syscall(pid, int(name)), read_wchan(pid, int(name))
             threads.append(Thread(int(name), syscall=decode_syscall(pid, line, wchan=wchan)))
     return threads
+
+
+@contextlib.contextmanager
+def blocked(folder: Path) -> Iterator[tuple[Stuck, dict[str, str]]]:
+    """``b_blocked.py`` with the words that it said; its semaphore is removed afterwards."""
+    with stuck("b_blocked.py", folder) as program:
+        words = words_of(program.said[0])
+        try:
+            yield program, words
+        finally:
+            program.popen.kill()
+            ctypes.CDLL(None).semctl(int(words["semaphores"]), 0, IPC_RMID)
 
 
 def build(source: str, output: Path, *flags: str) -> Path:

@@ -39,8 +39,8 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=["tcp", "tcp6"])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    with stuck("b_connected.py", request.param, lines=2) as program:
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with stuck("b_connected.py", request.param, tmp_path_factory.mktemp("pair"), lines=2) as program:
         yield Pair({name: value for line in program.said for name, value in words_of(line).items()})
 
 

@@ -16,8 +16,8 @@ from hangdoctor.collect.ioctls import describe_ioctl
 from hangdoctor.collect.syscall_names import NAMES
 from hangdoctor.collect.syscalls import decode_syscall, describe_wchan
 from hangdoctor.model import Socket, Syscall
-from tests.b_support import eventually, read_syscall, read_wchan, words_of
-from tests.conftest import stuck
+from tests import b_support
+from tests.b_support import eventually, read_syscall, read_wchan
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ KERNEL_NAMES = {
 
 
 @pytest.fixture(scope="module")
-def blocked() -> Iterator[Blocked]:
-    with stuck("b_blocked.py") as program:
-        yield Blocked(program.pid, words_of(program.said[0]))
+def blocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Blocked]:
+    with b_support.blocked(tmp_path_factory.mktemp("blocked")) as (program, said):
+        yield Blocked(program.pid, said)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_every_wait_of_this_kernel_has_words(blocked: Blocked) -> None:
 @pytest.mark.parametrize(
     ("name", "call"), [("poll_timed", "poll"), ("futex_timed", "futex"), ("nanosleep", "nanosleep")]
 )
-def test_a_resumed_call_is_decoded_as_what_it_was(name: str, call: str) -> None:
+def test_a_resumed_call_is_decoded_as_what_it_was(name: str, call: str, tmp_path: Path) -> None:
     """SIGSTOP and SIGCONT leave what a debugger's stop leaves. (The test may signal; the product never does.)"""
-    with stuck("b_blocked.py") as program:
-        blocked = Blocked(program.pid, words_of(program.said[0]))
+    with b_support.blocked(tmp_path) as (program, said):
+        blocked = Blocked(program.pid, said)
         blocked.decode(name)
         os.kill(program.pid, signal.SIGSTOP)
         eventually(lambda: "T (stopped)" in Path(f"/proc/{program.pid}/status").read_text())

@@ -1,5 +1,7 @@
 """One thread in each kind of blocking system call, entered raw so that nothing retries an interrupted one.
 
+Argument: an empty folder. The System V semaphore outlives the process; who started it removes it.
+
 Says ``pid call=tid …``; with each spurious return (EINTR) a line ``returned CALL ERRNO`` follows.
 """
 
@@ -11,7 +13,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
@@ -25,7 +26,7 @@ def timespec(seconds):
     return ctypes.create_string_buffer(struct.pack("qq", seconds, 0))
 
 
-folder = tempfile.mkdtemp()
+folder = sys.argv[1]
 left, right = socket.socketpair()
 timed_left, timed_right = socket.socketpair()
 timed_left.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("qq", 3000, 0))
@@ -103,5 +104,6 @@ handshake.ready(
     f"child={child.pid}",
     f"port={listener.getsockname()[1]}",
     f"fifo={fifo}",
+    f"semaphores={semaphores}",
 )
 handshake.hold()

@@ -8,13 +8,12 @@ import mmap
 import os
 import socket
 import sys
-import tempfile
 from pathlib import Path
 
 import handshake
 
-kind = sys.argv[1] if len(sys.argv) > 1 else "tcp"
-folder = tempfile.mkdtemp()
+kind = sys.argv[1]
+folder = sys.argv[2]
 if kind == "tcp6":
     listener = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
 else:

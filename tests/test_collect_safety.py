@@ -1,0 +1,61 @@
+"""The promise: looking does not touch the target. No tracer, no interrupted system call, over 200 collections."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from pathlib import Path
+
+from hangdoctor.collect.environ import read_environ
+from hangdoctor.collect.flight import read_flight
+from hangdoctor.collect.locks import find_lock_waits
+from hangdoctor.collect.sockets import read_connections, read_pipe_ends, read_shared_memory
+from hangdoctor.collect.spin import sample_spin
+from tests.b_support import blocked, eventually, read_threads
+from tests.conftest import Stuck
+
+COLLECTIONS = 200
+
+
+def tracer_of(pid: int) -> str:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith("TracerPid:"))
+
+
+def is_blocked(program: Stuck) -> bool:
+    names = [thread.syscall.name for thread in read_threads(program.pid) if thread.syscall]
+    return {"epoll_wait", "recvfrom", "semtimedop"} <= {name.replace("semop", "semtimedop") for name in names}
+
+
+def test_200_collections_interrupt_nothing(tmp_path: Path) -> None:
+    with blocked(tmp_path) as (program, words):
+        eventually(lambda: is_blocked(program))
+        pids = [program.pid]
+        tids = [
+            int(tid)
+            for name, tid in words.items()
+            if "_" not in name and name not in ("semaphores", "port") and tid.isdigit()
+        ]
+        for _ in range(COLLECTIONS):
+            find_lock_waits(program.pid, read_threads(program.pid))
+            read_environ(program.pid, lambda name: True)
+            read_connections(pids)
+            read_pipe_ends(pids)
+            read_shared_memory(pids)
+            read_flight(program.pid)
+            assert tracer_of(program.pid) == "0"
+        sample_spin(tids, 0.2)
+        returned = select.select([program.said_fd], [], [], 0)[0]
+        assert not returned, program.hear()
+
+
+def test_the_target_of_that_test_notices_a_stop(tmp_path: Path) -> None:
+    """Its twin: what a debugger does to the same threads is heard."""
+    with blocked(tmp_path) as (program, _):
+        eventually(lambda: is_blocked(program))
+        os.kill(program.pid, signal.SIGSTOP)
+        eventually(lambda: "T (stopped)" in Path(f"/proc/{program.pid}/status").read_text())
+        os.kill(program.pid, signal.SIGCONT)
+        heard = {line.split()[1] for line in program.hear(3)}
+        assert heard <= {"epoll_wait", "epoll_timed", "recv_timed", "semop", "sigwait"}
