@@ -128,6 +128,15 @@ SCENARIOS: dict[str, LiveScenario] = {
             "service-idle", "d_service.py", "serve", "ready", ("idle",), is_blamed=False, said_lines=1
         ),
         LiveScenario(
+            "service-threaded",
+            "d_service.py",
+            "serve-threaded",
+            "ready",
+            ("idle",),
+            is_blamed=False,
+            said_lines=1,
+        ),
+        LiveScenario(
             "service-busy", "d_service.py", "serve", "ready", ("serving",), is_blamed=False, said_lines=1
         ),
     )

@@ -1,4 +1,4 @@
-"""A small HTTP service with two workers: ``d_service.py serve``; and to keep it busy, ``d_service.py load PORT``."""
+"""A small HTTP service with two workers: ``d_service.py serve|serve-threaded``; its client: ``d_service.py load PORT``."""
 
 import http.server
 import multiprocessing
@@ -50,7 +50,8 @@ def send_load(port):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/").read()
 
 
-def serve():
+def serve(is_threaded):
+    """Serve HTTP in the main thread, or in another one while the main thread sits in an event for ever."""
     requests = [CONTEXT.Queue() for _ in range(WORKERS)]
     answers = CONTEXT.Queue()
     for rank in range(WORKERS):
@@ -58,14 +59,16 @@ def serve():
         worker.start()
     server = http.server.HTTPServer(("127.0.0.1", 0), make_handler(requests, answers))
     port = server.server_address[1]
-    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
-    urllib.request.urlopen(f"http://127.0.0.1:{port}/").read()
-    print(f"Uvicorn running on http://127.0.0.1:{port}", flush=True)
+    if is_threaded:
+        threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/").read()
     handshake.ready("serving", port)
-    threading.Event().wait()
+    if is_threaded:
+        threading.Event().wait()
+    server.serve_forever()
 
 
-if sys.argv[1] == "serve":
-    serve()
-else:
+if sys.argv[1] == "load":
     send_load(sys.argv[2])
+else:
+    serve(is_threaded=sys.argv[1] == "serve-threaded")

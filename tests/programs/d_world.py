@@ -18,6 +18,8 @@ def run(fault, others=None, prepare=None):
     ``others(folder)`` replaces waiting in the barrier; ``prepare(folder)`` runs before the fork."""
     folder = Path(tempfile.mkdtemp(prefix="hangdoctor-live-", dir=os.environ.get("LIVE_FOLDER")))
     try:
+        # A log that can be found through fd 1, as a server's.
+        os.dup2(os.open(folder / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
         if prepare:
             prepare(folder)
         barrier = CONTEXT.Barrier(WORLD_SIZE)
