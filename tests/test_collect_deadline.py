@@ -34,6 +34,20 @@ def test_answers_come_in_order() -> None:
     ]
 
 
+def test_several_children_answer_everything_once_and_one_that_blocks_costs_only_itself(fifo: Path) -> None:
+    paths = [os.devnull] * 7
+    paths[3] = str(fifo)
+    answers = list(each(_open, paths, item_s=0.3, total_s=20, width=3))
+    assert sorted(path for path, _ in answers) == sorted(paths)
+    assert [path for path, answer in answers if isinstance(answer, Trouble)] == [str(fifo)]
+    assert not helper_pids()
+
+
+def test_more_children_than_items() -> None:
+    assert dict(each(len, ("a", "bb"), item_s=20, total_s=20, width=8)) == {"a": 1, "bb": 2}
+    assert list(each(len, (), item_s=20, total_s=20, width=8)) == []
+
+
 def _open(path: str) -> bool:
     os.close(os.open(path, os.O_RDONLY))
     return True

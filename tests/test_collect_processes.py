@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from hangdoctor.collect import filelocks, logs, processes, procfs, schedclock
-from hangdoctor.collect.deadline import Trouble
 from hangdoctor.collect.files import read_files
 from hangdoctor.collect.processes import Step, Wanted, read_processes, read_step
 from hangdoctor.collect.schedclock import SchedulerClock
@@ -234,10 +233,15 @@ def test_gap_of_a_refusal_is_one_a_process_with_the_command_that_helps(
 
     monkeypatch.setattr(processes, "_READERS", dict.fromkeys(Step, refuse))
     with stuck("c_hold.py") as program:
-        process, (gap,) = read(program.pid)
-    assert process.comm == "python"
-    assert gap.remedy is not None and f"hangdoctor attach {program.pid}" in gap.remedy
-    assert not isinstance(gap, Trouble)
+        for uid, words in (
+            (1000, f'sudo env "PATH=$PATH" hangdoctor attach {program.pid}'),
+            (0, "SYS_PTRACE"),
+        ):
+            monkeypatch.setattr(processes.os, "geteuid", lambda uid=uid: uid)
+            process, (gap,) = read(program.pid)
+            assert process.comm == "python"
+            assert gap.remedy is not None and words in gap.remedy
+            assert ("sudo" in gap.remedy) is (uid != 0)
 
 
 def test_clocks_of_cpus_differ_and_are_read_where_the_thread_ran(monkeypatch: pytest.MonkeyPatch) -> None:

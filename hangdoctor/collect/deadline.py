@@ -10,7 +10,9 @@ standard streams (or a reader of our output would wait for them), and die with u
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import pickle
 import select
@@ -28,11 +30,16 @@ Item = TypeVar("Item")
 _HEADER = struct.Struct("<?I")
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
+_F_SETPIPE_SZ = 1031
+"""fcntl.F_SETPIPE_SZ is in Python since 3.10, but not in all builds of it."""
+_PIPE_BYTES = 1 << 20
+"""The most that an ordinary user may have: a child works on while we read the answers of another."""
 _NOT_TRIED = "was not tried, for an earlier read that needs the same lock did not return"
 _REAP_S = 0.2
 _MAX_PATIENCE = 8.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _helpers: set[int] = set()
+_abandoned: set[int] = set()
 _libc = ctypes.CDLL(None)
 
 
@@ -45,7 +52,14 @@ class Trouble:
 
 
 def helper_pids() -> frozenset[int]:
-    """Our own children that have not been reaped, abandoned ones among them."""
+    """Our own children that still exist; abandoned ones that could leave by now are reaped."""
+    for pid in tuple(_abandoned):
+        with contextlib.suppress(ChildProcessError):
+            found, _ = os.waitpid(pid, os.WNOHANG)
+            if not found:
+                continue
+        _abandoned.discard(pid)
+        _helpers.discard(pid)
     return frozenset(_helpers)
 
 
@@ -98,30 +112,53 @@ def each(
     *,
     item_s: float,
     total_s: float,
+    width: int = 1,
     is_pointless: Callable[[Item, Item], bool] = lambda stuck, later: False,
 ) -> Iterator[tuple[Item, T | Trouble]]:
-    """``function(item)`` for all items, in order, in one child; a new child goes on behind an item that blocks.
+    """``function(item)`` for all items in ``width`` children; a new child goes on behind an item that blocks.
 
     No item takes longer than ``item_s`` seconds and all of them no longer than ``total_s``. After an item that did not
-    answer, those for which ``is_pointless(stuck, item)`` are not tried. Every item is yielded once.
+    answer, those of the same child for which ``is_pointless(stuck, item)`` are not tried. Every item is yielded once,
+    in order when there is one child.
     """
     end = time.monotonic() + total_s
-    rest = list(items)
+    shards = [list(items[start::width]) for start in range(min(width, len(items)))]
+    children: list[_Child[T]] = []
+    try:
+        children.extend(_Child.fork(function, shard) for shard in shards)
+        for shard, first in zip(shards, children, strict=True):
+            yield from _relay(function, shard, first, item_s, end, is_pointless)
+    finally:
+        for child in children:
+            child.end()
+
+
+def _relay(
+    function: Callable[[Item], T],
+    rest: list[Item],
+    child: _Child[T],
+    item_s: float,
+    end: float,
+    is_pointless: Callable[[Item, Item], bool],
+) -> Iterator[tuple[Item, T | Trouble]]:
+    """The answers of one child, and of those that take over from it."""
     while rest:
-        if time.monotonic() >= end:
-            yield from ((item, Trouble(f"no time was left of {total_s:.1f} s", True)) for item in rest)
-            return
-        child: _Child[T] = _Child.fork(function, rest)
         try:
             while rest and not child.is_lost:
                 item = rest.pop(0)
                 yield item, child.answer(min(item_s, end - time.monotonic()))
         finally:
             child.end()
-        if child.is_lost:
-            skipped = [later for later in rest if is_pointless(item, later)]
-            rest = [later for later in rest if not is_pointless(item, later)]
-            yield from ((later, Trouble(_NOT_TRIED, True)) for later in skipped)
+        if not child.is_lost:
+            return
+        skipped = [later for later in rest if is_pointless(item, later)]
+        rest = [later for later in rest if not is_pointless(item, later)]
+        yield from ((later, Trouble(_NOT_TRIED, True)) for later in skipped)
+        if time.monotonic() >= end:
+            yield from ((later, Trouble("did not get its turn in time", True)) for later in rest)
+            return
+        if rest:
+            child = _Child.fork(function, rest)
 
 
 class _Child(Generic[T]):
@@ -137,6 +174,8 @@ class _Child(Generic[T]):
     @classmethod
     def fork(cls, function: Callable[[Item], T], items: Sequence[Item]) -> _Child[T]:
         read_fd, write_fd = os.pipe()
+        with contextlib.suppress(OSError):  # over the user's limit for pipes
+            fcntl.fcntl(write_fd, _F_SETPIPE_SZ, _PIPE_BYTES)
         parent = os.getpid()
         # A Ctrl-C between fork and _serve would unwind the child into our own callers.
         signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
@@ -180,8 +219,11 @@ class _Child(Generic[T]):
         return data
 
     def end(self) -> None:
-        os.close(self._fd)
-        kill(self._pid)
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            kill(self._pid)
 
 
 def adopt(pid: int) -> None:
@@ -200,7 +242,10 @@ def kill(pid: int, *, after_s: float = 0.0) -> int | None:
             if status is not None:
                 return status
         os.kill(pid, signal.SIGKILL)
-        return _wait(pid, _REAP_S)
+        status = _wait(pid, _REAP_S)
+        if status is None:
+            _abandoned.add(pid)
+        return status
     except (ProcessLookupError, ChildProcessError):
         _helpers.discard(pid)
         return None

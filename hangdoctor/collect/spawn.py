@@ -186,7 +186,7 @@ class _Running(Generic[Key]):
             os.close(stderr_write)
         adopt(self.pid)
         if is_nice:
-            os.setpriority(os.PRIO_PROCESS, self.pid, _NICENESS)
+            os.setpriority(os.PRIO_PROCESS, self.pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS))
 
     def drain(self) -> bool:
         """Takes what was said on stderr; ``True`` at its end."""
