@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import pytest
 from hangdoctor.collect import locks
 from hangdoctor.collect.locks import find_lock_waits
 from hangdoctor.collect.locks.frames import parse_exception_table
+from hangdoctor.collect.namespaces import list_children, map_threads, read_inner_id
 from hangdoctor.model import LockWait, Syscall, Thread
 from tests.b_support import build, eventually, list_pythons, read_threads, words_of
 from tests.conftest import stuck
@@ -245,6 +248,37 @@ def test_without_peers_a_shared_lock_has_no_holder(library: Path) -> None:
         seen.look("waiter")
         found = find_lock_waits(seen.pid, read_threads(seen.pid))
         assert found[seen.tids["waiter"]].owner_pid is None
+
+
+@pytest.mark.parametrize("scenario", ["ring2", "fork"])
+def test_owners_in_a_container_are_named_by_their_host_tids(
+    scenario: str, library: Path, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare(1)")
+    inside = tmp_path / "python-in-container"
+    inside.write_text(f'#!/bin/sh\nexec unshare --pid --fork --mount-proc {sys.executable} "$@"\n')
+    inside.chmod(0o755)
+    with stuck("b_native.py", library, scenario, python=str(inside)) as running:
+        inner = int(running.said[0].split()[0])
+        words = {name: int(tid) for name, tid in words_of(running.said[0]).items()}
+        first = next(list_children(running.pid))
+        pid = first if scenario == "ring2" else next(list_children(first))
+        assert read_inner_id(f"/proc/{pid}/status") == inner != pid
+        host = map_threads(pid)
+        names = {host[tid]: name for name, tid in words.items() if tid in host}
+        waiters = [tid for tid, name in names.items() if name in ("t0", "t1", "waiter")]
+
+        def settled() -> dict[int, LockWait] | None:
+            seen = find_lock_waits(pid, read_threads(pid))
+            return seen if all(tid in seen and seen[tid].kind == "mutex" for tid in waiters) else None
+
+        seen = eventually(settled)
+        if scenario == "ring2":
+            owners = {names[tid]: names.get(seen[tid].owner_tid or 0) for tid in waiters}
+            assert owners == {"t0": "t1", "t1": "t0"}
+        else:
+            assert [seen[tid].is_orphaned for tid in waiters] == [True]
 
 
 # --- what never raises --------------------------------------------------------------------------------

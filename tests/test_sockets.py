@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hangdoctor.collect import holders, sockets
+from hangdoctor.collect import holders, netlink, sockets
 from hangdoctor.collect.holders import Holders
 from hangdoctor.collect.sockets import read_connections, read_pipe_ends, read_shared_memory
 from hangdoctor.model import Socket
@@ -38,8 +38,10 @@ class Pair:
         return {(pid, s.fd): s for pid, found in eventually(settled).items() for s in found}
 
 
-@pytest.fixture(scope="module", params=["tcp", "tcp6"])
+@pytest.fixture(scope="module", params=["tcp", "tcp6", "own_net"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    if request.param == "own_net" and os.geteuid() != 0:
+        pytest.skip("only root makes and enters network namespaces")
     with stuck("b_connected.py", request.param, tmp_path_factory.mktemp("pair"), lines=2) as program:
         yield Pair({name: value for line in program.said for name, value in words_of(line).items()})
 
@@ -97,8 +99,8 @@ def test_without_netlink_tcp_is_still_known(pair: Pair, monkeypatch: pytest.Monk
     def refuse() -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(sockets, "read_unix_sockets", refuse)
-    monkeypatch.setattr(sockets, "read_tcp_bytes", refuse)
+    monkeypatch.setattr(netlink, "read_unix_sockets", refuse)
+    monkeypatch.setattr(netlink, "read_tcp_bytes", refuse)
     seen = {s.fd: s for s in read_connections(pair.pids)[pair["client"]]}
     assert set(seen) == {pair["talker"]}
     assert pair["server"] in seen[pair["talker"]].peers

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from hangdoctor.collect.holders import Held, find_holders, scan_host
 from hangdoctor.collect.memory import read_regions
-from hangdoctor.collect.netlink import TcpBytes, UnixSocket, read_tcp_bytes, read_unix_sockets
+from hangdoctor.collect.netlink import Diagnostics, TcpBytes, UnixSocket, read_diagnostics
 from hangdoctor.model import Socket
 
 MAX_TABLE_BYTES = 32 << 20
@@ -76,13 +76,12 @@ def read_connections(pids: Collection[int]) -> dict[int, tuple[Socket, ...]]:
     """TCP and UNIX sockets of each process by fd. A process that may not be looked at is left out. Never raises.
 
     ``peers`` are found among ``pids`` first; the rest of the host is searched only for ends that are missing
-    there, for at most half a second. UNIX sockets are seen in our own network namespace only, and so are the
-    byte counters of TCP. A listening socket has no queues: the kernel counts connections there, not bytes.
+    there, for at most half a second. In another network namespace (a container's), UNIX sockets and the byte
+    counters of TCP are seen by root only. A listening socket has no queues: the kernel counts connections there.
     """
     holders = find_holders(pids)
     namespaces = {pid: _namespace(pid) for pid in pids}
-    ours, tables = _namespace("self"), _read_tables(namespaces)
-    unix, counters = _ask_kernel()
+    tables, kernel = _read_tables(namespaces), _ask_kernel(namespaces)
     peer_of: dict[int, int] = {}
     found: dict[int, list[tuple[Held, Socket]]] = {
         pid: [] for pid in pids if os.path.exists(f"/proc/{pid}/fd")
@@ -90,13 +89,13 @@ def read_connections(pids: Collection[int]) -> dict[int, tuple[Socket, ...]]:
     for held in holders.held:
         if not held.is_socket or len(found[held.pid]) >= MAX_SOCKETS:
             continue
-        row = tables[namespaces[held.pid]].by_inode.get(held.inode)
+        namespace = namespaces[held.pid]
+        row, asked = tables[namespace].by_inode.get(held.inode), kernel[namespace]
         if row is not None:
-            is_ours = namespaces[held.pid] == ours
-            known = _describe_tcp(held, row, counters.get(held.inode) if is_ours else None)
-            peer = _find_tcp_peer(row, namespaces[held.pid], tables)
-        elif held.inode in unix:
-            known, peer = _describe_unix(held, unix), unix[held.inode].peer
+            known = _describe_tcp(held, row, asked.tcp_bytes.get(held.inode))
+            peer = _find_tcp_peer(row, namespace, tables)
+        elif held.inode in asked.unix:
+            known, peer = _describe_unix(held, asked.unix), asked.unix[held.inode].peer
         else:
             continue
         if peer is not None:
@@ -117,17 +116,14 @@ def read_connections(pids: Collection[int]) -> dict[int, tuple[Socket, ...]]:
     }
 
 
-def _ask_kernel() -> tuple[Mapping[int, UnixSocket], Mapping[int, TcpBytes]]:
-    """Both are extras: without netlink (a seccomp profile) TCP peers and queues are still known."""
-    try:
-        unix = read_unix_sockets()
-    except OSError:
-        unix = {}
-    try:
-        counters = read_tcp_bytes()
-    except OSError:
-        counters = {}
-    return unix, counters
+def _ask_kernel(namespaces: Mapping[int, str]) -> dict[str, Diagnostics]:
+    """What netlink says about each network namespace."""
+    ours = _namespace("self")
+    found: dict[str, Diagnostics] = {}
+    for pid, namespace in namespaces.items():
+        if namespace not in found:
+            found[namespace] = read_diagnostics(None if namespace == ours else pid)
+    return found
 
 
 def _namespace(pid: int | str) -> str:

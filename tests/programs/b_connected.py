@@ -4,15 +4,23 @@ Says ``server=… client=… heir=… port=… pipe=INODE unsent=N``: the client
 not read, over TCP, a UNIX stream and a socketpair; the client waits in a read on a pipe that the server writes.
 """
 
+import ctypes
+import fcntl
 import mmap
 import os
 import socket
+import struct
 import sys
 from pathlib import Path
 
 import handshake
 
 kind = sys.argv[1]
+if kind == "own_net":
+    assert ctypes.CDLL(None).unshare(0x40000000) == 0  # CLONE_NEWNET
+    with socket.socket() as any_socket:
+        # struct ifreq {char name[16]; short flags}, SIOCSIFFLAGS, IFF_UP
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 1))
 folder = sys.argv[2]
 if kind == "tcp6":
     listener = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)

@@ -1,6 +1,7 @@
 """Which lock each thread waits for and who holds it, read from the target's memory without stopping it.
 
-Cost, 200 threads: see docs of :func:`find_lock_waits`. What cannot be established is left out, never guessed.
+Measured, 200 threads that wait for three ``threading.Lock``: 25 ms of CPU. What cannot be established is left
+out, never guessed.
 """
 
 from __future__ import annotations
@@ -47,11 +48,15 @@ def find_lock_waits(
 def _find(pid: int, waits: Sequence[FutexWait], peers: Collection[int]) -> dict[int, LockWait]:
     inner_tids = map_threads(pid)
     found = find_native_waits(pid, waits, inner_tids)
-    regions = read_regions(pid)
-    interpreter = find_interpreter(Memory(pid, BUDGET_BYTES), regions, inner_tids)
-    if interpreter is not None:
-        found.update(find_python_waits(interpreter, regions, waits, found))
-        found.update(find_shared_waits(interpreter, regions, waits, peers))
+    try:
+        regions = read_regions(pid)
+        interpreter = find_interpreter(Memory(pid, BUDGET_BYTES), regions, inner_tids)
+        if interpreter is not None:
+            found.update(find_python_waits(interpreter, regions, waits, found))
+            found.update(find_shared_waits(interpreter, regions, waits, peers))
+    except OSError:
+        # An interpreter that is just ending, or more memory to read than is allowed: the C library's locks stand.
+        return found
     return found
 
 
