@@ -61,9 +61,8 @@ def attach(pid: int, folder: Path, work: Path, options: tuple[str, ...]) -> Look
         (folder / "stderr.txt").write_bytes(late.stderr or b"")
         return look
     if done.returncode == WRONG_USAGE and options:
-        look = attach(pid, folder, work, ())
-        look.problems.append(f"does not know {' '.join(options)}")
-        return look
+        (folder / "notes.txt").write_text(f"this version does not know {' '.join(options)}\n")
+        return attach(pid, folder, work, ())
     look = Look(command, done.returncode, time.monotonic() - started)
     (folder / "report.json").write_bytes(done.stdout)
     (folder / "stderr.txt").write_bytes(done.stderr)
@@ -73,6 +72,18 @@ def attach(pid: int, folder: Path, work: Path, options: tuple[str, ...]) -> Look
         words = done.stderr.decode(errors="replace").strip().splitlines()
         look.problems.append(f"no JSON report, exit code {done.returncode}: {words[-1] if words else ''}")
     return look
+
+
+def ask_ras(folder: Path, work: Path) -> None:
+    """Raw answers of NCCL's RAS service and what is read in them, beside the report."""
+    command = [sys.executable, str(Path(__file__).with_name("ras_raw.py")), str(folder)]
+    with (folder / "ras.txt").open("wb") as output:
+        try:
+            subprocess.run(
+                command, env=tool_environ(work), stdout=output, stderr=subprocess.STDOUT, timeout=40
+            )
+        except subprocess.TimeoutExpired:
+            output.write(b"did not answer in 40 s\n")
 
 
 def judge(look: Look, expect: Expect) -> None:

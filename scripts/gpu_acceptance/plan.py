@@ -42,6 +42,8 @@ class Scenario:
     settle_s: float
     options: tuple[str, ...]
     """More words for ``hangdoctor attach``."""
+    ras: bool
+    """Record what NCCL's RAS service says after the attach."""
     measure: str | None
     """``attach`` or ``watch``: compare the token throughput with and without it."""
     is_last: bool
@@ -87,6 +89,7 @@ def _scenario(table: dict) -> Scenario:
         act=table.pop("act", ""),
         settle_s=float(table.pop("settle_s", 2)),
         options=tuple(table.pop("options", ())),
+        ras=table.pop("ras", False),
         measure=table.pop("measure", None),
         is_last=table.pop("last", False),
         expect=expect,

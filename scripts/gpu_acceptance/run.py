@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from look import Look, attach, judge, watch
+from look import Look, ask_ras, attach, judge, watch
 from plan import Life, Scenario, read_plan
 from target import NotReached, Target
 from throughput import Meter
@@ -87,6 +87,8 @@ def play(
         stopped = provoke(scenario, target, meter)
         target.wait(scenario)
         look = measured(scenario, target, meter, folder, session, result)
+        if scenario.ras:
+            ask_ras(folder, session.work)
         judge(look, scenario.expect)
         result.problems += look.problems
         result.verdict, result.exit_code = look.words, look.exit_code
