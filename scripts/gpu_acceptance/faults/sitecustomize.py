@@ -172,8 +172,12 @@ def gpu_spin(*_) -> bool:
 
     how = parameter("gpu_spin")
     flag = torch.zeros(1, dtype=torch.int32).pin_memory()
-    kernel = torch.cuda._compile_kernel(KERNEL, "wait_for_flag")
-    kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[flag, KERNEL_LIMIT_S])
+    try:
+        kernel = torch.cuda._compile_kernel(KERNEL, "wait_for_flag")
+        kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[flag, KERNEL_LIMIT_S])
+    except (AttributeError, RuntimeError, ValueError) as problem:  # a private function: torch may change it
+        print(f"gpu_spin cannot be released: {problem}", file=sys.stderr, flush=True)
+        torch.cuda._sleep(60 * 1_900_000_000)
     release_later("gpu_spin", lambda: flag.fill_(1))
     disarm("gpu_spin")
     reached("gpu_spin")
