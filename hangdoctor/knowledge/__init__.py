@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hangdoctor.knowledge.catalogue import Phase, PhaseMatch, Role, RoleMatch, Server
+from hangdoctor.knowledge.entries import Contents, Example
 from hangdoctor.knowledge.explain import explain_phase, explain_role, explain_signature
-from hangdoctor.knowledge.loader import BUILT_IN, Contents, Example, read_directory
+from hangdoctor.knowledge.loader import BUILT_IN, read_directory
 from hangdoctor.knowledge.logs import LogReader
 from hangdoctor.knowledge.machinery import MachineryFinder
 from hangdoctor.knowledge.match import Matcher
