@@ -15,7 +15,7 @@ from hangdoctor.model import Frame, Gap
 from hangdoctor.render import RENDERERS, RenderOptions
 from hangdoctor.render._wording import location
 from hangdoctor.render.terminal import folded_frames, wrap
-from hangdoctor.report import Report
+from hangdoctor.report import Party, Report, Strength, Wait
 from tests.render_support import SAMPLES, compiling, hostile, laggard, many_ranks, unknown
 
 OUR_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -122,3 +122,42 @@ def test_folded_frames_keep_both_ends_and_the_named_one() -> None:
     assert [frame for _, frame in folded_frames(stack[:8], None, 7)] == list(stack[:8])
     counted = sum(1 if frame else number for number, frame in folded_frames(stack, None, 7))
     assert counted == len(stack)
+
+
+def _party(tp: int) -> Party:
+    return Party(41_898 + tp, 41_898 + tp, f"TP{tp}", "node3")
+
+
+def _with_waits(pairs: list[tuple[int, int]]) -> str:
+    waits = tuple(Wait(_party(a), _party(b), "in all_reduce", None, Strength.LIKELY) for a, b in pairs)
+    return draw(replace(laggard(), waits=waits), 120)
+
+
+def test_waits_of_everybody_for_everybody_are_one_line() -> None:
+    pairs = [(a, b) for a in range(7) for b in range(7) if a != b]
+    assert "TP0-6 ──waits for──▶ each other  in all_reduce" in _with_waits(pairs)
+    # The twin: one rank waits for nobody, so it is what the others wait for.
+    assert "each other" not in _with_waits([(a, b) for a, b in pairs if a != 4])
+
+
+def test_one_that_waits_for_many_is_one_line() -> None:
+    assert "TP3 ──waits for──▶ TP0-2  in all_reduce" in _with_waits([(3, 0), (3, 1), (3, 2)])
+
+
+def test_two_that_wait_for_each_other_are_a_visible_circle() -> None:
+    text = _with_waits([(1, 2), (2, 1)])
+    assert "TP1 ──waits for──▶ TP2 (pid 41900)" in text and "TP2 ──waits for──▶ TP1 (pid 41899)" in text
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("T", "stopped"), ("gone", "gone"), ("Z", "zombie"), ("S", None)]
+)
+def test_a_group_says_what_its_stack_does_not(state: str, words: str | None) -> None:
+    report = laggard()
+    rows = tuple(
+        replace(row, state=state if row.rank and row.rank.tp == 3 else row.state) for row in report.processes
+    )
+    line = next(
+        line for line in draw(replace(report, processes=rows)).splitlines() if line.startswith("  TP3 ")
+    )
+    assert (words or "nothing") in line or (words is None and "stopped" not in line and "gone" not in line)

@@ -6,12 +6,12 @@ Shared by the formats for people; the JSON format lists everything instead.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hangdoctor.model import Rank
 from hangdoctor.render._wording import clean, count, duration, fold_labels
-from hangdoctor.report import Culprit, Kind, Party, ProcessRow, Report, Strength, Wait
+from hangdoctor.report import Culprit, Group, Kind, Party, ProcessRow, Report, Strength, Wait
 
 _Place = tuple[str | None, int | None]
 
@@ -115,18 +115,61 @@ class Names:
 
 
 def fold_waits(report: Report, names: Names) -> list[WaitLine]:
-    """Waits for one thing as one line, those furthest from the culprit first, so that the lines read as a chain."""
-    folded: dict[tuple[str, str, str | None, Strength], list[Wait]] = defaultdict(list)
-    for wait in report.waits:
-        holder = names.of_party(wait.holder, full=True) if wait.holder else "something that was not seen"
-        folded[holder, wait.reason, wait.object, wait.strength].append(wait)
+    """Waits of one kind as one line, those furthest from the culprit first, so that the lines read as a chain."""
     distance = _distance_to_sink(report.waits)
-    lines = []
-    for (holder, reason, thing, strength), waits in folded.items():
-        waiters = fold_labels((names.of_party(wait.waiter) for wait in waits), limit=60)
-        line = WaitLine(waiters, holder, clean(reason), clean(thing) if thing else None, strength, len(waits))
-        lines.append((max(distance.get(_place(wait.waiter), 1 << 30) for wait in waits), line))
+    kinds: dict[_Kind, list[Wait]] = defaultdict(list)
+    for wait in report.waits:
+        kinds[wait.reason, wait.object, wait.strength].append(wait)
+    lines = [
+        (max(distance.get(_place(wait.waiter), 1 << 30) for wait in waits), line)
+        for kind, all_waits in kinds.items()
+        for line, waits in _fold_kind(kind, all_waits, names)
+    ]
     return [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
+
+
+_Kind = tuple[str, str | None, Strength]
+
+
+def _fold_kind(kind: _Kind, waits: list[Wait], names: Names) -> Iterator[tuple[WaitLine, list[Wait]]]:
+    """Lines for waits with the same reason: everybody for each other, many for one, one for many."""
+    reason, thing, strength = kind
+    waiters = {_place(wait.waiter) for wait in waits}
+    holders = {_place(wait.holder) for wait in waits if wait.holder is not None}
+    parts: dict[tuple[str, ...], list[Wait]] = defaultdict(list)
+    if len(waiters) > 2 and waiters == holders and 2 * len(waits) >= len(waiters) * (len(waiters) - 1):
+        parts["",] = waits
+    elif len(holders) > len(waiters):
+        for wait in waits:
+            parts["waiter", names.of_party(wait.waiter)].append(wait)
+    else:
+        for wait in waits:
+            parts["holder", _holder(wait, names)].append(wait)
+    for (what, *_), part in parts.items():
+        who = fold_labels(dict.fromkeys(names.of_party(wait.waiter) for wait in part), limit=60)
+        line = WaitLine(
+            waiters=who,
+            holder=_holders(part, names) if what else "each other",
+            reason=clean(reason),
+            object=clean(thing) if thing else None,
+            strength=strength,
+            count=len(part),
+        )
+        yield line, part
+
+
+def _holder(wait: Wait, names: Names) -> str:
+    return names.of_party(wait.holder, full=True) if wait.holder else "something that was not seen"
+
+
+def _holders(waits: list[Wait], names: Names) -> str:
+    full = dict.fromkeys(_holder(wait, names) for wait in waits)
+    if len(full) == 1:
+        return next(iter(full))
+    return fold_labels(
+        dict.fromkeys(names.of_party(wait.holder) if wait.holder else _holder(wait, names) for wait in waits),
+        limit=60,
+    )
 
 
 def _place(party: Party) -> _Place:
@@ -178,6 +221,22 @@ def _subjects(subjects: list[str]) -> str:
     unique = [clean(subject) for subject in dict.fromkeys(subjects)]
     shown = ", ".join(unique[:3])
     return shown if len(unique) <= 3 else f"{shown} and {len(unique) - 3:,} more"
+
+
+_STATES = {
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "dead (zombie)",
+    "X": "dead",
+    "D": "in an uninterruptible wait",
+    "gone": "gone",
+}
+
+
+def group_state(report: Report, group: Group) -> str | None:
+    """``stopped``, ``gone`` …: what a group's state says beyond its stack; ``None`` for ordinary states."""
+    states = {row.state for row in report.processes if row.rank is not None and row.rank.label in group.ranks}
+    return _STATES.get(states.pop() or "") if len(states) == 1 else None
 
 
 def heading(report: Report) -> str:

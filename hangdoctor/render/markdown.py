@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from hangdoctor.model import Frame
 from hangdoctor.render._base import Renderer, RenderOptions
-from hangdoctor.render._digest import VERDICT_WORDS, Names, fold_gaps, fold_waits, heading, looks, reasoning
+from hangdoctor.render._digest import (
+    VERDICT_WORDS,
+    Names,
+    fold_gaps,
+    fold_waits,
+    group_state,
+    heading,
+    looks,
+    reasoning,
+)
 from hangdoctor.render._markdown_text import cell, code, details, escape, fence, table
 from hangdoctor.render._wording import (
     call,
@@ -136,10 +145,11 @@ def _groups(report: Report, limit: int) -> str:
     rows = []
     for group in report.groups[:limit]:
         moved = {True: "yes", False: "no", None: "?"}[group.moved]
-        frame = next((frame for frame in group.stack if not frame.is_native), None)
+        words = ", ".join(filter(None, (group_state(report, group), group.phase)))
+        frame = group.frame or next((frame for frame in group.stack if not frame.is_native), None)
         place = cell(clip(call(frame, brief=True), _CELL), is_code=True) if frame else "no stack"
         label = cell(clip(group.label, _CELL))
-        rows.append((label, str(group.count), cell(clip(group.phase or "?", _CELL)), place, moved))
+        rows.append((label, str(group.count), cell(clip(words or "?", _CELL)), place, moved))
     if not rows:
         return ""
     text = table(("ranks", "count", "phase", "in", "moved"), rows)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from hangdoctor.model import Frame
 from hangdoctor.render._base import Renderer, RenderOptions
-from hangdoctor.render._digest import VERDICT_WORDS, Names, fold_gaps, fold_waits, heading, looks
+from hangdoctor.render._digest import VERDICT_WORDS, Names, fold_gaps, fold_waits, group_state, heading, looks
 from hangdoctor.render._wording import (
     bar,
     call,
@@ -179,10 +179,11 @@ class _Page:
             self.row((Text(label, style), self._doing(group, style), Text(moved, style)), widths)
         self.rest(len(groups) - shown, "group")
 
-    @staticmethod
-    def _doing(group: Group, style: str) -> Text:
-        parts = [(clean(group.phase), style)] if group.phase else []
-        frame = next((frame for frame in group.stack if not frame.is_native), None)
+    def _doing(self, group: Group, style: str) -> Text:
+        state = group_state(self.report, group)
+        words = ", ".join(clean(word) for word in (state, group.phase) if word)
+        parts = [(words, style)] if words else []
+        frame = group.frame or next((frame for frame in group.stack if not frame.is_native), None)
         if frame is None and group.stack:
             frame = group.stack[0]
         if frame is not None:
@@ -275,7 +276,7 @@ class _Page:
                 self.put((f"… {count(number, 'frame')} (--detail)", "dim"), indent=indent)
                 continue
             function = clean(frame.function)
-            function += " " * (margin - cell_len(function) + 2)
+            function += " " * (max(margin - cell_len(function), 0) + 2)
             native = "  [native]" if frame.is_native else ""
             style = "bold" if frame == named else ""
             self.put(
@@ -331,7 +332,8 @@ class _Page:
         self.blank()
         self.put(("Next", "bold"))
         for match in self.report.matches[: self.limit(2)]:
-            self.put(f"Fits a known hang: {clean(match)}", indent=2, hanging=4)
+            text = clean(match) if self.detail else clip(match, 240)
+            self.put(f"Fits a known hang: {text}", indent=2, hanging=4)
         for step in self.report.next_steps[: self.limit(_SHOWN_STEPS)]:
             self.put(clean(step.text), indent=2, hanging=4)
             if step.command:
@@ -342,7 +344,7 @@ class _Page:
         style = _KIND_STYLE[verdict.kind]
         self.blank()
         if self.report.bundle:
-            self.put(("saved ", "dim"), clean(self.report.bundle))
+            self.put(("capture ", "dim"), clean(self.report.bundle))
         self.lines.append(Text("─" * self.width, style))
         cause = f" · {verdict.cause.value}" if verdict.cause else ""
         word = f" {VERDICT_WORDS[verdict.kind]} "
