@@ -107,8 +107,18 @@ def test_without_netlink_tcp_is_still_known(pair: Pair, monkeypatch: pytest.Monk
     assert seen[pair["talker"]].bytes_sent is None
 
 
-def test_a_process_that_is_gone_is_left_out() -> None:
+def test_a_process_that_is_gone_or_may_not_be_seen_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_connections([2**22 - 1]) == {}
+    assert read_connections([os.getpid()]).keys() == {os.getpid()}
+    listdir = os.listdir
+
+    def refuse(path: str) -> list[str]:
+        if path.endswith("/fd"):
+            raise PermissionError(13, "Permission denied")
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert read_connections([os.getpid()]) == {}
 
 
 def test_pipe_ends_name_the_only_writer(pair: Pair) -> None:

@@ -31,7 +31,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Holders:
-    """What was seen. ``is_complete``: every process of the host could be looked at."""
+    """What was seen. ``is_complete``: everybody who was asked for (the whole host) could be looked at."""
 
     held: tuple[Held, ...]
     is_complete: bool
@@ -83,10 +83,10 @@ def list_held(pid: int) -> tuple[Held, ...] | None:
 
 
 def find_holders(pids: Iterable[int]) -> Holders:
-    """The pipes and sockets of these processes only."""
+    """The pipes and sockets of these processes only. ``is_complete``: all of them could be looked at."""
     lists = [list_held(pid) for pid in pids]
     held = tuple(item for found in lists if found is not None for item in found)
-    return Holders(held, is_complete=False)
+    return Holders(held, is_complete=None not in lists)
 
 
 def scan_host(inodes: Collection[int], *, limit_s: float = SCAN_LIMIT_S) -> Holders:

@@ -83,11 +83,9 @@ def read_connections(pids: Collection[int]) -> dict[int, tuple[Socket, ...]]:
     namespaces = {pid: _namespace(pid) for pid in pids}
     tables, kernel = _read_tables(namespaces), _ask_kernel(namespaces)
     peer_of: dict[int, int] = {}
-    found: dict[int, list[tuple[Held, Socket]]] = {
-        pid: [] for pid in pids if os.path.exists(f"/proc/{pid}/fd")
-    }
+    found: dict[int, list[tuple[Held, Socket]]] = {pid: [] for pid in pids if _may_look(pid)}
     for held in holders.held:
-        if not held.is_socket or len(found[held.pid]) >= MAX_SOCKETS:
+        if not held.is_socket or len(found.get(held.pid, ())) >= MAX_SOCKETS:
             continue
         namespace = namespaces[held.pid]
         row, asked = tables[namespace].by_inode.get(held.inode), kernel[namespace]
@@ -100,7 +98,7 @@ def read_connections(pids: Collection[int]) -> dict[int, tuple[Socket, ...]]:
             continue
         if peer is not None:
             peer_of[held.inode] = peer
-        found[held.pid].append((held, known))
+        found.setdefault(held.pid, []).append((held, known))
     missing = [inode for inode in peer_of.values() if inode not in holders.by_inode]
     outside = scan_host(missing) if missing else None
 
@@ -114,6 +112,14 @@ def read_connections(pids: Collection[int]) -> dict[int, tuple[Socket, ...]]:
         pid: tuple(sorted((name_peers(*item) for item in items), key=lambda known: known.fd))
         for pid, items in found.items()
     }
+
+
+def _may_look(pid: int) -> bool:
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    return True
 
 
 def _ask_kernel(namespaces: Mapping[int, str]) -> dict[str, Diagnostics]:
