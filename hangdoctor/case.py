@@ -57,6 +57,8 @@ class Window:
     seconds: float
     same_stack: bool | None
     cpu_s: float | None
+    ready_s: float | None
+    """Seconds ready to run without getting a CPU."""
     switches: int | None
     """Voluntary context switches."""
     faults: int | None
@@ -81,6 +83,15 @@ class ThreadTrack:
     def phases(self) -> tuple[Phase | None, ...]:
         """The phase at each look."""
         return tuple(view.match.phase if view and view.match else None for view in self.views)
+
+    @property
+    def demand_share(self) -> float | None:
+        """Like :attr:`cpu_share`, with the time spent waiting for a CPU: what it would use on a quiet host."""
+        share = self.cpu_share
+        seconds = sum(w.seconds for w in self.windows if w.cpu_s is not None)
+        if share is None or not seconds:
+            return share
+        return min(1.0, share + sum(w.ready_s or 0.0 for w in self.windows) / seconds)
 
     @property
     def has_counters(self) -> bool:

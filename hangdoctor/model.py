@@ -36,6 +36,8 @@ class Activity(str, Enum):
     """What a thread is doing, as far as one look can tell (DESIGN.md section 5)."""
 
     WAIT_LOCK = "waits for a lock"
+    WAIT_EVENT = "waits to be notified"
+    """A Condition, an Event: nobody holds it, somebody has to set it."""
     WAIT_PEER = "waits for a peer process"
     WAIT_COLLECTIVE = "waits in a collective"
     WAIT_GPU = "waits for the GPU"
@@ -130,6 +132,8 @@ class Thread:
     system_ticks: int | None = None
     run_ns: int | None = None
     """Time on a CPU so far (schedstat)."""
+    runnable_ns: int | None = None
+    """Time spent ready to run but without a CPU: a starved thread is not a resting one."""
     voluntary_switches: int | None = None
     involuntary_switches: int | None = None
     last_ran_s: float | None = None

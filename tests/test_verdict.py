@@ -76,7 +76,7 @@ def test_a_laggard_seen_only_once_is_named_but_not_called_hung() -> None:
 
 
 def test_a_rank_that_computes_outside_the_collective_is_slow() -> None:
-    stacks = [frames(f"dequantize /job/q.py:{n}", "main /job/train.py:44") for n in (7, 9, 12)]
+    stacks = [frames(f"build_index /job/q.py:{n}", "main /job/train.py:44") for n in (7, 9, 12)]
     spin = SpinSample(samples=400, recurrence=0.01)
     report = diagnosis(job(rank(ODD, WORLD, stacks, cpu_s=5.0, syscall=RUNNING, state="R", spin=spin)))
     assert answer(report) == (Kind.SLOW, Cause.LAGGARD, {ODD})
@@ -276,3 +276,95 @@ def test_the_holder_of_a_wanted_lock_is_the_culprit_and_not_the_one_that_wants_i
     assert (culprit.tid, culprit.thread) == (4900, "flusher")
     assert culprit.frame is not None and culprit.frame.function == "_flush_loop"
     assert len(report.verdict.victims) == WORLD - 1
+
+
+def test_dequantization_is_slow_although_nothing_but_lines_moves() -> None:
+    stacks = [frames(f"unpack_int4 /job/q.py:{n}", "dequantize_layer /job/q.py:30") for n in (7, 9, 12)]
+    report = diagnosis(job(rank(ODD, WORLD, stacks, cpu_s=5.0, syscall=RUNNING, state="R")))
+    assert answer(report) == (Kind.SLOW, Cause.DEQUANTIZING, {ODD})
+
+
+def test_twin_a_dequantization_that_stands_still_is_not_called_slow() -> None:
+    stacks = [frames("unpack_int4 /job/q.py:7", "dequantize_layer /job/q.py:30")]
+    assert diagnosis(job(rank(ODD, WORLD, stacks, syscall=SLEEP))).verdict.kind is not Kind.SLOW
+
+
+EVENT = frames("Condition.wait threading.py:327", "Event.wait threading.py:629", "serve /job/serve.py:12")
+
+
+def served_in_a_thread() -> Thread:
+    loop = frames("_PollLikeSelector.select selectors.py:415", "BaseServer.serve_forever socketserver.py:232")
+    return Thread(
+        tid=4990, name="http", comm="python", state="S", stack=Stack(loop, Method.PY_SPY_NONBLOCKING)
+    )
+
+
+def test_a_main_thread_that_only_sits_there_while_a_thread_serves_is_ready() -> None:
+    report = diagnosis([Looks(4100, [EVENT], extra_threads=(served_in_a_thread(),))])
+    assert report.verdict.kind is Kind.READY
+
+
+def test_twin_an_event_that_nobody_sets_holds_up_those_who_wait_for_that_rank() -> None:
+    report = diagnosis(job(rank(ODD, WORLD, [EVENT])))
+    assert answer(report) == (Kind.HUNG, Cause.LAGGARD, {ODD})
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        (["shards: 17/100", "shards: 21/100", "shards: 40/100"], Kind.SLOW),
+        (["12:00:01 alive, 17/100", "12:00:04 alive, 17/100", "12:00:11 alive, 17/100"], Kind.HUNG),
+    ],
+)
+def test_a_count_that_advances_in_the_log_is_progress_and_a_heartbeat_is_not(
+    lines: list[str], kind: Kind
+) -> None:
+    everyone = job(rank(ODD, WORLD, [LOADING], syscall=SLEEP))
+    report = diagnosis(everyone, logs=[(line,) for line in lines])
+    assert report.verdict.kind is kind
+
+
+def test_a_stopped_compiler_below_a_rank_is_a_stuck_child() -> None:
+    waiting = frames(
+        "Popen.wait subprocess.py:1264", "build_ninja cpp_extension.py:533", "main /job/train.py:44"
+    )
+    nvcc = Looks(5000, [None], state="T", command=("nvcc", "-c", "x.cu"), comm="nvcc", ppid=4000 + ODD)
+    everyone = [*job(rank(ODD, WORLD, [waiting])), nvcc]
+    report = diagnosis(everyone)
+    assert answer(report) == (Kind.HUNG, Cause.CHILD_STUCK, {ODD})
+
+
+def test_twin_a_compiler_that_uses_the_cpu_is_slow() -> None:
+    waiting = frames(
+        "Popen.wait subprocess.py:1264", "build_ninja cpp_extension.py:533", "main /job/train.py:44"
+    )
+    nvcc = Looks(
+        5000, [None], state="R", command=("nvcc", "-c", "x.cu"), comm="nvcc", ppid=4000 + ODD, cpu_s=3.0
+    )
+    report = diagnosis([*job(rank(ODD, WORLD, [waiting])), nvcc])
+    assert answer(report) == (Kind.SLOW, Cause.COMPILING, {ODD})
+
+
+BATON = frames(
+    "FileBaton.wait /site-packages/torch/utils/file_baton.py:50",
+    "_jit_compile /site-packages/torch/utils/cpp_extension.py:2000",
+    "main /job/train.py:44",
+)
+
+
+def test_a_lock_file_without_a_builder_is_stale() -> None:
+    report = diagnosis([rank(n, WORLD, [BATON], switches=30, syscall=SLEEP) for n in range(WORLD)])
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.STALE_LOCK_FILE)
+
+
+def test_twin_a_lock_file_with_a_builder_is_not() -> None:
+    nvcc = Looks(
+        5000, [None], state="R", command=("nvcc", "-c", "x.cu"), comm="nvcc", ppid=4000 + ODD, cpu_s=3.0
+    )
+    building = frames(
+        "Popen.wait subprocess.py:1264", "build_ninja cpp_extension.py:533", "main /job/train.py:44"
+    )
+    ranks = [
+        rank(n, WORLD, [building if n == ODD else BATON], switches=30, syscall=SLEEP) for n in range(WORLD)
+    ]
+    assert answer(diagnosis([*ranks, nvcc])) == (Kind.SLOW, Cause.COMPILING, {ODD})

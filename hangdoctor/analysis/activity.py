@@ -72,6 +72,8 @@ def classify(thread: Thread, match: PhaseMatch | None, process: Process) -> Acti
     if state == "D":
         return Activity.UNINTERRUPTIBLE
     known = meaning(match)
+    if known is Activity.WAIT_LOCK and _waits_for_notice(thread):
+        return Activity.WAIT_EVENT
     if known is not None and not (known in _YIELDS_TO_KERNEL and thread.syscall is not None):
         return known
     if is_spinning(thread):
@@ -90,6 +92,16 @@ def meaning(match: PhaseMatch | None) -> Activity | None:
     if match.aspect is not None and match.aspect.activity is not None:
         return match.aspect.activity
     return match.phase.activity
+
+
+def _waits_for_notice(thread: Thread) -> bool:
+    """Inside ``Condition.wait`` or ``Event.wait``: there is no lock that anybody could be holding."""
+    innermost = next((f for f in thread.stack.frames if not f.is_native), None) if thread.stack else None
+    return (
+        innermost is not None
+        and innermost.function.rpartition(".")[2] in ("wait", "wait_for")
+        and innermost.file.endswith(("threading.py", "synchronize.py"))
+    )
 
 
 def is_spinning(thread: Thread) -> bool:
@@ -111,7 +123,7 @@ def _from_syscall(call: Syscall, thread: Thread) -> Activity:
 def _from_futex(call: Syscall, thread: Thread) -> Activity:
     lock = thread.lock
     if lock is not None:
-        return Activity.BLOCKED if lock.kind.startswith(("condition", "semaphore")) else Activity.WAIT_LOCK
+        return Activity.WAIT_EVENT if lock.kind.startswith(("condition", "semaphore")) else Activity.WAIT_LOCK
     # Without the lock's memory: an untimed futex below a Python frame is a lock being acquired; below native
     # frames only it can be any condition variable.
     if call.is_timed is False and thread.stack is not None and thread.stack.frames:

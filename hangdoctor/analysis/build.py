@@ -31,6 +31,8 @@ _IDLE_PARENT = frozenset(
         Activity.WAIT_PEER,
         Activity.TIMED_SLEEP,
         Activity.BLOCKED,
+        Activity.WAIT_EVENT,
+        Activity.WAIT_LOCK,
         Activity.WAIT_IO,
         Activity.STOPPED,
     }

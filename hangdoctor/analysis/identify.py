@@ -20,6 +20,8 @@ from hangdoctor.model import Capture, Process, Rank
 PROCESS = Role("process", "process", RoleKind.RANK, "python")
 """A Python process that no knowledge names: in a plain torch.distributed job that is a rank."""
 PARENT = Role("parent", "parent process", RoleKind.LAUNCHER, "python")
+CHILD = Role("child", "child of a rank", RoleKind.HELPER, "python")
+"""Started by a rank for a purpose that is not known; blamed only when something waits for it."""
 FOREIGN = Role("other", "other process", RoleKind.HELPER, "python")
 """Not Python and not known: listed, never blamed."""
 
@@ -59,7 +61,16 @@ def collect_identities(capture: Capture, knowledge: Knowledge, server: str | Non
         for process in snapshot.processes:
             looks.setdefault(key_of(process), [None] * count)[index] = process
     found = [_identify(key, tuple(seen), knowledge, server) for key, seen in looks.items()]
-    return tuple(found)
+    ranks = {(i.key.host, i.key.pid): i.rank for i in found if i.rank is not None}
+    return tuple(_without_inherited_rank(identity, ranks) for identity in found)
+
+
+def _without_inherited_rank(identity: Identity, ranks: Mapping[tuple[str | None, int], Rank]) -> Identity:
+    """A helper started by a rank inherits RANK in its environment; that does not make it a rank."""
+    parent = ranks.get((identity.key.host, identity.last.ppid or 0))
+    if parent is None or identity.rank is None or parent.label != identity.rank.label:
+        return identity
+    return replace(identity, role=CHILD, rank=None)
 
 
 def _identify(
@@ -128,19 +139,31 @@ def number_unnamed_ranks(identities: Sequence[Identity], expected: int | None) -
         unnamed = [i for i in siblings if i.rank is None]
         if not unnamed or len(siblings) < 2:
             continue
-        taken = {_ordinal(i.rank) for i in siblings if i.rank is not None}
+        named = [i.rank for i in siblings if i.rank is not None]
+        taken = {_ordinal(rank) for rank in named}
         free = (n for n in range(expected or len(siblings) + len(taken)) if n not in taken)
-        is_tensor_parallel = siblings[0].last.rank_hint is None and siblings[0].role is not PROCESS
+        coordinate = _coordinate(named, siblings)
         for identity in sorted(unnamed, key=lambda i: (i.key.start_ticks or 0, i.key.pid)):
             number = next(free, None)
             if number is None:
                 break
-            dealt[identity.key] = (
-                Rank(tp=number, host=identity.key.host, text="by order of start")
-                if is_tensor_parallel
-                else Rank(local=number, host=identity.key.host, text="by order of start")
+            dealt[identity.key] = Rank(
+                tp=number if coordinate == "tp" else None,
+                global_rank=number if coordinate == "global_rank" else None,
+                local=number if coordinate == "local" else None,
+                host=identity.key.host,
+                text="by order of start",
             )
     return dealt
+
+
+def _coordinate(named: Sequence[Rank], siblings: Sequence[Identity]) -> str:
+    """Which number the siblings go by: the one that those with a number have."""
+    for rank in named:
+        for name in ("tp", "global_rank", "local"):
+            if getattr(rank, name) is not None:
+                return name
+    return "local" if any(i.role is PROCESS for i in siblings) else "tp"
 
 
 def _ordinal(rank: Rank | None) -> int | None:

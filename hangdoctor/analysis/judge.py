@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hangdoctor.analysis.activity import SPIN_RECURRENCE, is_spinning
+from hangdoctor.analysis.describe import name_frame, name_thread
 from hangdoctor.analysis.findings import Finding, Suspect
-from hangdoctor.analysis.progress import describe_progress
+from hangdoctor.analysis.progress import LogMove, describe_progress
 from hangdoctor.analysis.waits import Edge, is_idle
-from hangdoctor.case import Case, Movement
+from hangdoctor.case import Case, Movement, naming_frame
 from hangdoctor.knowledge.catalogue import Stage
 from hangdoctor.model import Activity
-from hangdoctor.report import Cause, Confidence, Kind, ProgressClass
+from hangdoctor.report import Cause, Confidence, Kind, Progress, ProgressClass
 
 LEAST_STILLNESS_S = 2.5
 """Below this a motionless thread makes a hang only ``possible``: polls and retries commonly pause for seconds."""
@@ -48,6 +49,8 @@ class Charge:
     """Whether real waits end at it."""
     wanted_locks: tuple[Edge, ...] = ()
     """Waits of other threads for locks that it holds."""
+    log: LogMove | None = None
+    """What the job's log did."""
 
 
 def judge(charge: Charge) -> Finding | None:
@@ -92,7 +95,7 @@ def _serves(suspect: Suspect) -> bool:
 
 
 def _share(suspect: Suspect) -> float:
-    return (suspect.track.cpu_share if suspect.track else None) or 0.0
+    return (suspect.track.demand_share if suspect.track else None) or 0.0
 
 
 def _movement(suspect: Suspect) -> Movement:
@@ -107,12 +110,13 @@ def _compiles(charge: Charge) -> Finding | None:
     if not member.compilers:
         return None
     names = ", ".join(sorted({p.comm or "?" for p in member.compilers}))
-    if all(p.state in ("T", "t") for p in member.compilers):
+    stopped = [p for p in member.compilers if p.state in ("T", "t")]
+    if stopped and member.progress.kind is not ProgressClass.PROOF:
         return Finding(
             Kind.HUNG,
             Confidence.CERTAIN,
             Cause.CHILD_STUCK,
-            f"its compiler ({names}) is stopped",
+            f"below it {', '.join(p.comm or '?' for p in stopped)} is stopped",
             (charge.suspect,),
         )
     if member.progress.kind in (ProgressClass.PROOF, ProgressClass.WEAK):
@@ -175,17 +179,50 @@ def _holds_lock(charge: Charge) -> Finding | None:
     """A thread that sits on a lock others want, and does nothing."""
     if not charge.wanted_locks or _movement(charge.suspect) is not Movement.STILL:
         return None
-    lock = charge.wanted_locks[0]
-    return _stuck(charge, Cause.LOCK_HELD, f"it holds the lock {lock.object} that others want")
+    return _stuck(charge, Cause.LOCK_HELD, f"it holds the lock that {_wanting(charge)} waits for")
+
+
+def _wanting(charge: Charge) -> str:
+    """Who wants the lock, and where: ``MainThread in reserve_page (pages.py:34)``."""
+    waiter = charge.wanted_locks[0].waiter
+    for member in charge.case.members:
+        for track in member.threads:
+            if member.key == waiter.key and track.tid == waiter.tid:
+                frame = naming_frame(track.last)
+                name = name_thread(track) or str(track.tid)
+                return f"{name} in {name_frame(frame)}" if frame else name
+    return "another thread"
 
 
 def _holds_gil(charge: Charge) -> Finding | None:
     track = charge.suspect.track
     if track is None or not all(v is None or v.thread.owns_gil for v in track.views):
         return None
-    if _movement(charge.suspect) is not Movement.STILL:
+    if _movement(charge.suspect) is not Movement.STILL or not _gil_is_wanted(charge.suspect):
         return None
     return _stuck(charge, Cause.GIL_HELD, "it holds the GIL")
+
+
+def _gil_is_wanted(suspect: Suspect) -> bool:
+    """Whether another thread waits for the GIL; where locks could not be read, a holder that never runs suffices."""
+    locks = [t.last.thread.lock for t in suspect.member.threads if t.last.thread.lock is not None]
+    return not locks or any(lock.kind == "gil" for lock in locks)
+
+
+def _its_log_advances(charge: Charge) -> Finding | None:
+    log = charge.log
+    if log is None or log.kind is not ProgressClass.PROOF or charge.suspect.member.pid not in log.pids:
+        return None
+    cause = phase_cause(charge.suspect)
+    progress = Progress(ProgressClass.PROOF, f"advances a count in its log: {log.text}")
+    return Finding(
+        Kind.SLOW,
+        Confidence.LIKELY,
+        cause if cause in _SLOW_CAUSES else Cause.LAGGARD,
+        f"it {progress.what}",
+        (charge.suspect,),
+        progress,
+    )
 
 
 def _is_in_known_phase(charge: Charge) -> Finding | None:
@@ -342,6 +379,7 @@ def _stands_still(charge: Charge) -> Finding | None:
     if not charge.is_waited_for and track.last.activity in (
         Activity.TIMED_SLEEP,
         Activity.WAIT_PEER,
+        Activity.WAIT_EVENT,
         Activity.BLOCKED,
     ):
         return _undecided(
@@ -369,6 +407,7 @@ def _single_look(charge: Charge) -> Finding | None:
 
 _QUESTIONS: tuple[Callable[[Charge], Finding | None], ...] = (
     _compiles,
+    _its_log_advances,
     _lacks_its_lock_file,
     _waits_for_lock,
     _holds_gil,

@@ -14,7 +14,7 @@ from hangdoctor.case import ThreadTrack, ThreadView
 from hangdoctor.knowledge.catalogue import Stage
 from hangdoctor.model import Activity
 
-_HANDED_OVER = frozenset({Activity.WAIT_WORK, Activity.BLOCKED, Activity.WAIT_LOCK})
+_HANDED_OVER = frozenset({Activity.WAIT_WORK, Activity.BLOCKED, Activity.WAIT_LOCK, Activity.WAIT_EVENT})
 _JOINING = ("join", "_wait_for_tstate_lock", "result", "wait")
 
 

@@ -28,9 +28,22 @@ one that waits for a stopped peer one or two (8 in 6 s, measured; a ptrace stop 
 BUSY_SHARE = 0.5
 """Share of one core from which an unchanged stack counts as busy."""
 
+LEAST_STREAM_BYTES_S = 64 * 1024
+"""A stream below this rate is keep-alive traffic, not a transfer."""
+_RECEIVING = frozenset({"read", "readv", "recvfrom", "recvmsg", "splice"})
+
+RESTING_SHARE = 0.05
+"""Share of one core below which a thread rests."""
+
 _ORDER = (ProgressClass.PROOF, ProgressClass.WEAK, ProgressClass.ACTIVITY, ProgressClass.NONE)
 _SHARD = re.compile(r"(\d+)-of-(\d+)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_COUNT = re.compile(
+    r"(?<![\d./:])(\d+(?:\.\d+)?)\s*(?:/\s*\d|%|of \d)"
+    r"|(?:step|iter(?:ation)?|epoch|batch|layer|shard|token|sample|request)s?[ #:=]+(\d+)",
+    re.IGNORECASE,
+)
+_BAR = re.compile(r"[\u2588-\u258f#=>|]{2,}[\s|]*")
 _CLOCK = re.compile(r"\d{1,4}[-/:.]\d{1,2}[-/:.]\d{1,4}[ T]?[\d:.,]*")
 
 
@@ -69,7 +82,7 @@ def compare_views(
 ) -> Window:
     """What one thread did between two looks ``seconds`` apart."""
     if before is None or after is None:
-        return Window(seconds, None, None, None, None)
+        return Window(seconds, None, None, None, None, None)
     a, b = before.thread, after.thread
     cpu_s: float | None = None
     if a.run_ns is not None and b.run_ns is not None:
@@ -82,6 +95,9 @@ def compare_views(
         seconds=seconds,
         same_stack=same_stack(a.stack, b.stack),
         cpu_s=cpu_s,
+        ready_s=(b.runnable_ns - a.runnable_ns) / 1e9
+        if a.runnable_ns is not None and b.runnable_ns is not None
+        else None,
         switches=_delta(a.voluntary_switches, b.voluntary_switches),
         faults=faults,
     )
@@ -95,11 +111,12 @@ def movement_of(windows: Sequence[Window]) -> Movement:
     if not all(w.same_stack for w in known):
         return Movement.MOVING
     seconds = sum(w.seconds for w in known)
-    cpu = [w.cpu_s for w in known if w.cpu_s is not None]
-    if cpu and seconds and sum(cpu) / seconds >= BUSY_SHARE:
+    ran = sum(w.cpu_s or 0.0 for w in known)
+    wanted = ran + sum(w.ready_s or 0.0 for w in known)
+    if seconds and wanted / seconds >= BUSY_SHARE and ran / seconds >= RESTING_SHARE:
         return Movement.BUSY
-    switches = [w.switches for w in known if w.switches is not None]
-    if switches and seconds and sum(switches) / seconds >= CYCLING_SWITCHES_S:
+    switches = sum(w.switches or 0 for w in known)
+    if seconds and (switches / seconds >= CYCLING_SWITCHES_S or ran / seconds >= RESTING_SHARE):
         return Movement.CYCLING
     return Movement.STILL
 
@@ -113,16 +130,22 @@ def progress_of(pairs: Sequence[Pair], is_loading: bool) -> Progress:
         return Progress(ProgressClass.NONE)
     per_window = [strongest(list(_moves(pair, is_loading))) for pair in pairs]
     best = strongest(list(reversed(per_window)))
+    if best.kind is not ProgressClass.PROOF:
+        return best
     # A burst in an early window that has since ended is not progress now.
-    if best.kind is ProgressClass.PROOF and per_window[-1].kind is ProgressClass.NONE:
+    if per_window[-1].kind is ProgressClass.NONE:
         return replace(best, kind=ProgressClass.WEAK)
-    return best
+    # Rates over one short window are noise (read-ahead, caches); the whole time tells.
+    whole = Pair(pairs[0].before, pairs[-1].after, sum(pair.seconds for pair in pairs))
+    overall = strongest(list(_moves(whole, is_loading)))
+    return overall if overall.kind is ProgressClass.PROOF and overall.unit == best.unit else best
 
 
 def _moves(pair: Pair, is_loading: bool) -> Iterator[Progress]:
     yield from _file_moves(pair)
     yield from _mapping_moves(pair)
     yield from _collective_moves(pair)
+    yield from _stream_moves(pair)
     if is_loading:
         yield from _anonymous_load_moves(pair)
     yield from _weak_moves(pair)
@@ -208,6 +231,26 @@ def _collective_moves(pair: Pair) -> Iterator[Progress]:
             )
 
 
+def _stream_moves(pair: Pair) -> Iterator[Progress]:
+    """Bytes that arrive at a socket or pipe which a thread of the process stands in a read of."""
+    fds = {
+        t.syscall.fd
+        for p in (pair.before, pair.after)
+        for t in p.threads
+        if t.syscall is not None and t.syscall.fd is not None and t.syscall.name in _RECEIVING
+    }
+    old = {s.fd: s.bytes_received for s in pair.before.sockets}
+    for socket in pair.after.sockets:
+        got = _delta(old.get(socket.fd), socket.bytes_received)
+        if socket.fd in fds and got and pair.seconds and got / pair.seconds >= LEAST_STREAM_BYTES_S:
+            yield Progress(ProgressClass.PROOF, "receives data", got / pair.seconds, "bytes/s")
+    pipes = {f.fd for f in pair.after.files if f.kind == "pipe"} & fds
+    if pipes and pair.before.io is not None and pair.after.io is not None and pair.seconds:
+        rate = (pair.after.io.read_chars - pair.before.io.read_chars) / pair.seconds
+        if rate >= LEAST_STREAM_BYTES_S:
+            yield Progress(ProgressClass.PROOF, "receives data through a pipe", rate, "bytes/s")
+
+
 def newest_sequences(entries: Sequence[FlightEntry]) -> dict[str, int]:
     """The highest sequence number that the Flight Recorder holds for each process group."""
     newest: dict[str, int] = {}
@@ -290,21 +333,23 @@ def _steps(processes: Collection[object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LogMove:
-    """What a log did over all looks."""
+    """What the logs did over all looks."""
 
     kind: ProgressClass
     text: str | None
     """The newest line that is news."""
+    pids: tuple[int, ...] = ()
+    """Who writes that log."""
 
 
 def log_progress(snapshots: Sequence[Snapshot]) -> LogMove:
-    """Whether the target's logs say something new: numbers that advance are proof, repeated text is not."""
+    """Whether the target's logs say something new: a count that advances is proof, repeated text is not."""
     best = LogMove(ProgressClass.NONE, None)
     for earlier, later in pairwise(snapshots):
         old = {log.path: log for log in earlier.logs}
         for log in later.logs:
             previous = old.get(log.path)
-            if previous is not None and log.size_bytes != previous.size_bytes:
+            if previous is not None and log.lines != previous.lines:
                 move = _compare_logs(previous, log)
                 if _ORDER.index(move.kind) <= _ORDER.index(best.kind):
                     best = move
@@ -314,24 +359,24 @@ def log_progress(snapshots: Sequence[Snapshot]) -> LogMove:
 def _compare_logs(before: LogTail, after: LogTail) -> LogMove:
     seen = set(before.lines)
     fresh = [line for line in after.lines if line not in seen]
-    if not fresh:
-        return LogMove(ProgressClass.ACTIVITY, None)
-    masks = {_mask(line): line for line in before.lines}
+    known = {_mask(line): line for line in before.lines}
     for line in reversed(fresh):
-        twin = masks.get(_mask(line))
-        if twin is None:
-            return LogMove(ProgressClass.WEAK, line)
-        if _numbers(line) != _numbers(twin):
-            return LogMove(ProgressClass.PROOF, line)
-    return LogMove(ProgressClass.ACTIVITY, fresh[-1])
+        twin = known.get(_mask(line))
+        if twin is not None and any(b > a for a, b in zip(_counts(twin), _counts(line), strict=False)):
+            return LogMove(ProgressClass.PROOF, line, after.pids)
+    unheard = [line for line in fresh if _mask(line) not in known]
+    if unheard:
+        return LogMove(ProgressClass.WEAK, unheard[-1], after.pids)
+    return LogMove(ProgressClass.ACTIVITY, fresh[-1] if fresh else None, after.pids)
 
 
 def _mask(line: str) -> str:
-    return _NUMBER.sub("#", _CLOCK.sub("@", line))
+    return _NUMBER.sub("#", _BAR.sub("", _CLOCK.sub("@", line)))
 
 
-def _numbers(line: str) -> list[str]:
-    return _NUMBER.findall(_CLOCK.sub("@", line))
+def _counts(line: str) -> list[float]:
+    """The numbers that count something: ``17/100``, ``17 %``, ``step 17``; not times, ports or sizes."""
+    return [float(next(part for part in match if part)) for match in _COUNT.findall(_CLOCK.sub("@", line))]
 
 
 def _name(path: str) -> str:

@@ -12,13 +12,12 @@ from hangdoctor.model import Activity
 def find_suspects(case: Case, graph: WaitGraph) -> tuple[tuple[Suspect, ...], bool]:
     """The sinks of the graph; without any, the principals that neither idle nor wait. Second value: were they sinks."""
     sinks = [suspect for node in graph.sinks if (suspect := _resolve(case, node)) is not None]
-    sinks = [s for s in sinks if s.member.kind is not RoleKind.HELPER] or sinks
     if sinks:
         return tuple(_keep_the_guilty(sinks)), True
     cyclic = [s for cycle in graph.cycles for node in cycle if (s := _resolve(case, node)) is not None]
     if cyclic:
         return tuple(cyclic), True
-    waiting = {edge.waiter.key for edge in graph.edges}
+    waiting = {edge.waiter.key for edge in graph.edges if edge.holder is not None}
     loners = [m for m in case.principals if m.key not in waiting and not is_idle(m) and _is_noteworthy(m)]
     if not loners:
         loners = [

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from hangdoctor.analysis.cycles import find_cycles
-from hangdoctor.analysis.identify import FOREIGN
+from hangdoctor.analysis.identify import CHILD, FOREIGN
 from hangdoctor.analysis.progress import newest_sequences
 from hangdoctor.case import Case, Key, Member, Movement, ThreadTrack
 from hangdoctor.knowledge.catalogue import RoleKind, Stage
@@ -152,7 +152,26 @@ def is_idle(member: Member) -> bool:
         if lead.last.activity is Activity.WAIT_COLLECTIVE:
             return lead.movement is not Movement.STILL or not lead.has_counters
         return True
-    return lead.last.activity is Activity.WAIT_WORK or _listens_to_its_parent(member)
+    return (
+        lead.last.activity is Activity.WAIT_WORK
+        or _listens_to_its_parent(member)
+        or _serves_in_a_thread(member)
+    )
+
+
+_SERVING = ("python.serve", "python.event-loop")
+
+
+def _serves_in_a_thread(member: Member) -> bool:
+    """A main thread that only sits in an Event or a join while another thread runs the server's loop."""
+    lead = member.lead
+    if lead is None or lead.last.activity not in (Activity.WAIT_EVENT, Activity.WAIT_LOCK):
+        return False
+    aspect = lead.last.match.aspect if lead.last.match else None
+    if lead.last.activity is Activity.WAIT_LOCK and (aspect is None or aspect.waits_for != "thread"):
+        return False
+    matches = [track.last.match for track in member.threads if track is not lead]
+    return any(m is not None and (m.aspect or m.phase).id in _SERVING for m in matches)
 
 
 def _listens_to_its_parent(member: Member) -> bool:
@@ -452,7 +471,7 @@ def _child_edges(case: Case, member: Member) -> Iterator[Edge]:
         return  # its build steps are its own work, judged with it
     for child in case.members:
         is_own = child.last.ppid == member.pid and child.key.host == member.key.host
-        if is_own and (child.kind in _WAITING_KINDS or child.role is FOREIGN) and not is_dead(child):
+        if is_own and (child.kind in _WAITING_KINDS or child.role in (CHILD, FOREIGN)) and not is_dead(child):
             yield Edge(
                 EdgeKind.CHILD,
                 lead_node(member),
@@ -478,7 +497,9 @@ def _connection_edges(case: Case, member: Member) -> Iterator[Edge]:
         if socket.fd == call.fd:
             ends.update(socket.peers)
     ends.discard(member.pid)
-    holders = [m for m in case.members if m.pid in ends and m.kind in _WAITING_KINDS]
+    holders = [
+        m for m in case.members if m.pid in ends and (m.kind in _WAITING_KINDS or m.role in (CHILD, FOREIGN))
+    ]
     strength = Strength.LIKELY if len(holders) == 1 else Strength.POSSIBLE
     for holder in holders:
         yield Edge(

@@ -76,6 +76,7 @@ class _Reader:
         sched = self._file(tid, "sched")
         voluntary, involuntary = self._switches(tid, sched)
         wchan = self._wchan(tid, stat.state)
+        run_ns, runnable_ns = self._schedstat(tid)
         return Thread(
             tid=tid,
             comm=stat.comm,
@@ -85,7 +86,8 @@ class _Reader:
             kernel_stack=self._kernel_stack(tid),
             user_ticks=stat.user_ticks,
             system_ticks=stat.system_ticks,
-            run_ns=self._run_ns(tid),
+            run_ns=run_ns,
+            runnable_ns=runnable_ns,
             voluntary_switches=voluntary,
             involuntary_switches=involuntary,
             last_ran_s=self._clock.seconds_since(sched, stat.cpu),
@@ -115,11 +117,13 @@ class _Reader:
                     self.inner_tids[parse_status(status).ns_pids[-1]] = tid
         return (int(found[1]), int(found[2])) if found else (None, None)
 
-    def _run_ns(self, tid: int) -> int | None:
-        data = self._file(tid, "schedstat")
+    def _schedstat(self, tid: int) -> tuple[int | None, int | None]:
+        """Nanoseconds on a CPU, and ready but waiting for one."""
+        fields = (self._file(tid, "schedstat") or b"").split()
         # All zeros is a kernel without CONFIG_SCHED_INFO, not a thread that never ran: we see it exist.
-        run_ns = int(data.split()[0]) if data and data.split() else 0
-        return run_ns or None
+        if len(fields) < 2 or not int(fields[0]):
+            return None, None
+        return int(fields[0]), int(fields[1])
 
     def _wchan(self, tid: int, state: str) -> str | None:
         """``0`` means on a CPU or not permitted; the kernel does not tell which, so neither is claimed."""

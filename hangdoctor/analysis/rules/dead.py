@@ -14,9 +14,7 @@ from hangdoctor.report import Cause, Confidence, Kind
 def check(situation: Situation) -> Finding | None:
     """Fires when a rank or supervisor is gone or a zombie while others live, or a rank number is missing."""
     case = situation.case
-    orphans = [
-        m for m in case.ranks if case.server in _HAS_PARENT and m.last.ppid == 1 and m.last.state != "Z"
-    ]
+    orphans = [m for m in case.ranks if case.server in _HAS_PARENT and _was_orphaned(m)]
     if orphans:
         return _orphaned(orphans)
     dead = [m for m in case.principals if is_dead(m)]
@@ -27,6 +25,11 @@ def check(situation: Situation) -> Finding | None:
 
 _HAS_PARENT = ("sglang", "vllm")
 """Servers whose ranks are always children of another of their processes."""
+
+
+def _was_orphaned(member: Member) -> bool:
+    """Handed to pid 1 while it still lived: whatever ended it later is a consequence."""
+    return any(look is not None and look.ppid == 1 and look.state != "Z" for look in member.looks)
 
 
 def _orphaned(orphans: list[Member]) -> Finding:

@@ -36,7 +36,7 @@ def check(situation: Situation) -> Finding | None:
 
 def _charge(situation: Situation, suspect: Suspect) -> Charge:
     wanted = tuple(e for e in situation.graph.edges if e.kind is EdgeKind.LOCK and e.holder == suspect.node)
-    return Charge(situation.case, suspect, situation.is_waited_for, wanted)
+    return Charge(situation.case, suspect, situation.is_waited_for, wanted, situation.log)
 
 
 def _rank(finding: Finding) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from hangdoctor.report import Cause, Confidence, Kind
 def check(situation: Situation) -> Finding | None:
     """Fires when a rank or a process that feeds ranks is stopped or held by a debugger at the last look."""
     case = situation.case
-    stopped = [m for m in case.principals if is_stopped(m)]
+    awaited = [s.member for s in situation.suspects] if situation.is_waited_for else []
+    stopped = [m for m in case.members if is_stopped(m) and (m in case.principals or m in awaited)]
     if not stopped:
         target = case.capture.target.pid
         stopped = [m for m in case.members if is_stopped(m) and m.pid == target]
