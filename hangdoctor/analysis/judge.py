@@ -211,7 +211,9 @@ def _gil_is_wanted(suspect: Suspect) -> bool:
 
 def _its_log_advances(charge: Charge) -> Finding | None:
     log = charge.log
-    if log is None or log.kind is not ProgressClass.PROOF or charge.suspect.member.pid not in log.pids:
+    if log is None or log.kind is not ProgressClass.PROOF:
+        return None
+    if log.pids and charge.suspect.member.pid not in log.pids:  # a log given with --log names no writer
         return None
     cause = phase_cause(charge.suspect)
     progress = Progress(ProgressClass.PROOF, f"advances a count in its log: {log.text}")
