@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from hangdoctor.collect import Interrupted, Member, Plan, Tree, dumps, procfs, schedule, take_capture
+from hangdoctor.collect import Interrupted, Member, Plan, Tree, dumps, inside, procfs, schedule, take_capture
 from hangdoctor.collect.deadline import Trouble, call, helper_pids
 from hangdoctor.collect.pyspy import PySpy, find_py_spy
 from hangdoctor.errors import TargetNotFound
 from hangdoctor.model import Capture, Gap, Method, Process, Thread
 from tests.conftest import stuck
 
-ONE_LOOK = Plan(snapshots=1, use_gpu=False, use_spin=False)
+ONE_LOOK = Plan(snapshots=1, use_gpu=False)
 PYENV = Path.home() / ".pyenv" / "versions"
 
 
@@ -56,7 +56,7 @@ def test_all_threads_with_both_views() -> None:
     assert [thread.name for thread in process.threads] == ["MainThread", *(f"rest-{n}" for n in range(7))]
     for thread in process.threads[1:]:
         assert thread.comm == thread.name
-        assert functions(thread)[:5] == ["descend"] * 5
+        assert functions(thread)[:6] == ["rest", *["descend"] * 5]
         assert functions(thread)[-1].endswith("_bootstrap")
         assert thread.stack is not None and thread.stack.method is Method.PY_SPY_NONBLOCKING
         assert thread.syscall is not None and thread.syscall.name == "futex"
@@ -75,7 +75,7 @@ def test_other_interpreters_also_those_that_record_no_thread_ids(version: str) -
     assert len(process.threads) == 6
     for thread in process.threads[1:]:
         assert thread.comm == thread.name
-        assert functions(thread)[:3] == ["descend"] * 3
+        assert functions(thread)[:4] == ["rest", *["descend"] * 3]
 
 
 def test_names_that_are_not_utf_8_cost_names_not_stacks() -> None:
@@ -179,7 +179,7 @@ def test_stopped_processes_are_never_stopped_again(mode: dumps.Mode) -> None:
 
 def test_native_frames_replace_the_last_look_only() -> None:
     with stuck("c_hold.py") as target:
-        plan = Plan(snapshots=2, interval_s=0.1, native=True, use_gpu=False, use_spin=False)
+        plan = Plan(snapshots=2, interval_s=0.1, native=True, use_gpu=False)
         capture = take_capture(tree_of(target.pid), plan)
     methods = [
         thread.stack.method
@@ -429,3 +429,26 @@ def test_log_given_by_the_user_that_is_missing_is_a_gap(tmp_path: Path) -> None:
         snapshot = take_capture(tree_of(target.pid), plan).snapshots[0]
     (gap,) = [gap for gap in snapshot.gaps if gap.source == "log"]
     assert gap.subject.endswith("none.log") and "No such file" in gap.reason
+
+
+def test_lock_owner_is_on_the_thread_that_waits() -> None:
+    with stuck("c_threads.py", 2, 2) as target:
+        process, _ = look_once(target.pid)
+    kinds = {thread.lock.kind for thread in process.threads if thread.lock is not None}
+    assert kinds == {"threading.Lock"}
+    with stuck("c_threads.py", 2, 2) as target:
+        process, _ = look_once(target.pid, replace(ONE_LOOK, use_locks=False))
+    assert all(thread.lock is None for thread in process.threads)
+
+
+def test_pause_between_looks_tells_a_spin_from_a_rest() -> None:
+    with stuck("c_tight.py") as target:
+        capture = take_capture(tree_of(target.pid), Plan(snapshots=2, interval_s=2.0, use_gpu=False))
+        probe = inside.sample_spin([target.pid], 0.5)
+    if not probe:
+        pytest.skip("perf events are not permitted here")
+    first, last = (snapshot.processes[0].threads for snapshot in capture.snapshots)
+    assert all(thread.spin is None for thread in first)
+    spins = {thread.tid: thread.spin for thread in last}
+    assert spins[target.pid] is not None and spins[target.pid].recurrence > 0.4  # type: ignore[union-attr]
+    assert [spin for tid, spin in spins.items() if tid != target.pid] == [None]

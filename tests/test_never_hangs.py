@@ -96,6 +96,7 @@ def test_any_step_of_a_process_may_block(
         (filelocks, "find_existence_locks", "locks"),
         (logs, "read_tail", "log"),
         (inside, "find_lock_waits", "locks"),
+        (inside, "read_flight", "flight-recorder"),
     ],
 )
 def test_any_collector_may_block(
@@ -105,6 +106,7 @@ def test_any_collector_may_block(
     for limit in ("THREADS_S", "SOCKETS_S", "LOGS_S", "LOCKS_S", "GPU_S"):
         monkeypatch.setattr(look, limit, 0.3)
     monkeypatch.setattr(inside, "LOCKS_S", 0.3)
+    monkeypatch.setattr(inside, "FLIGHT_S", 0.3)
     with stuck("c_threads.py", 2, 2) as target:
         (snapshot,) = timed(target.pid, replace(ONE_LOOK, use_gpu=True)).snapshots
     (process,) = snapshot.processes

@@ -1,16 +1,25 @@
-"""What the target's own memory adds: who owns which lock. Read without stopping it, each behind a deadline."""
+"""What the target's own memory adds: lock owners, collectives, spins. Read without a stop, each behind a deadline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from hangdoctor.collect.deadline import Trouble, each, patience
+from hangdoctor.collect.deadline import Trouble, call, each, patience
+from hangdoctor.collect.flight import read_flight
 from hangdoctor.collect.locks import find_lock_waits
-from hangdoctor.model import Gap, LockWait, Process
+from hangdoctor.collect.pyspy import is_python
+from hangdoctor.collect.spin import MAX_THREADS, sample_spin
+from hangdoctor.model import FlightEntry, Gap, LockWait, Process, Snapshot, SpinSample, Thread
 
 LOCKS_S = 1.0
 ALL_LOCKS_S = 5.0
+FLIGHT_S = 3.0
+"""The first rank waits for a search through torch's libraries: 0.1 s a library on a warm cache."""
+ALL_FLIGHTS_S = 8.0
+SPIN_S = 1.0
+_SHORTEST_SPIN_S = 0.3
+_HOT_S = 0.02
 
 
 def add_locks(processes: Sequence[Process]) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
@@ -27,7 +36,8 @@ def add_locks(processes: Sequence[Process]) -> tuple[tuple[Process, ...], tuple[
     for process, found in answers:
         if isinstance(found, Trouble):
             reason = f"looking for the owners of its locks {found.reason}"
-            gaps.append(Gap("locks", f"pid {process.pid}", reason, "gdb -p PID, then `thread apply all bt`"))
+            remedy = f"gdb -p {process.pid} -batch -ex 'thread apply all bt'   (stops it for seconds)"
+            gaps.append(Gap("locks", f"pid {process.pid}", reason, remedy))
         else:
             locks[process.pid] = found
     return tuple(_with_locks(process, locks.get(process.pid, {})) for process in processes), tuple(gaps)
@@ -39,11 +49,75 @@ def _waits_for_locks(process: Process) -> bool:
     )
 
 
-def _with_locks(process: Process, locks: dict[int, LockWait]) -> Process:
-    if not locks:
-        return process
+def _with_locks(process: Process, locks: Mapping[int, LockWait]) -> Process:
+    return _with_threads(
+        process, lambda thread, tid: replace(thread, lock=locks[tid]) if tid in locks else thread
+    )
+
+
+def _with_threads(process: Process, change: Callable[[Thread, int], Thread]) -> Process:
     threads = tuple(
-        replace(thread, lock=locks[thread.tid]) if thread.tid in locks else thread
-        for thread in process.threads
+        thread if thread.tid is None else change(thread, thread.tid) for thread in process.threads
     )
     return replace(process, threads=threads)
+
+
+def add_flight(processes: Sequence[Process]) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
+    """The processes with the newest and pending entries of torch's Flight Recorder, and why some have none."""
+    asked = [process.pid for process in processes if process.threads and is_python(process)]
+    found: dict[int, tuple[FlightEntry, ...]] = {}
+    gaps = []
+    for pid, answer in each(
+        read_flight, asked, item_s=FLIGHT_S * patience(), total_s=ALL_FLIGHTS_S * patience()
+    ):
+        if isinstance(answer, Trouble):
+            remedy = "start the server with TORCH_NCCL_DUMP_ON_TIMEOUT=1, and give its dump to `hangdoctor analyze`"
+            gaps.append(Gap("flight-recorder", f"pid {pid}", f"reading it {answer.reason}", remedy))
+        elif isinstance(answer, Gap):
+            gaps.append(answer)
+        elif answer:
+            found[pid] = answer
+    return (
+        tuple(
+            replace(process, flight=found[process.pid]) if process.pid in found else process
+            for process in processes
+        ),
+        tuple(gaps),
+    )
+
+
+def sample_hot_threads(snapshot: Snapshot, seconds: float) -> Mapping[int, SpinSample]:
+    """Spin samples by tid of the threads that ran during the last look; takes at most ``seconds``, and at most 1 s.
+
+    Empty when nothing was hot, or sampling is not permitted: a sharper answer is missed, not evidence.
+    """
+    seconds = min(SPIN_S, seconds)
+    tids = _hot_threads(snapshot)
+    if not tids or seconds < _SHORTEST_SPIN_S:
+        return {}
+    samples = call(lambda: sample_spin(tids, seconds), seconds + 2.0)
+    return {} if isinstance(samples, Trouble) else samples
+
+
+def _hot_threads(snapshot: Snapshot) -> list[int]:
+    threads = [
+        thread for process in snapshot.processes for thread in process.threads if thread.tid is not None
+    ]
+    running = [thread.tid for thread in threads if thread.state == "R"]
+    recent = [
+        thread.tid
+        for thread in threads
+        if thread.state == "S" and thread.last_ran_s is not None and thread.last_ran_s < _HOT_S
+    ]
+    return [tid for tid in (*running, *recent) if tid is not None][:MAX_THREADS]
+
+
+def add_spins(processes: Sequence[Process], samples: Mapping[int, SpinSample]) -> tuple[Process, ...]:
+    """The processes with the samples on their threads."""
+    if not samples:
+        return tuple(processes)
+
+    def change(thread: Thread, tid: int) -> Thread:
+        return replace(thread, spin=samples[tid]) if tid in samples else thread
+
+    return tuple(_with_threads(process, change) for process in processes)

@@ -22,7 +22,7 @@ from hangdoctor.collect.schedclock import SchedulerClock
 from hangdoctor.collect.sockets import PipeEnds, read_connections, read_pipe_ends
 from hangdoctor.collect.syscalls import decode_syscall
 from hangdoctor.collect.threads import ThreadTable, read_threads
-from hangdoctor.model import FileLock, Gap, Gpu, HostLoad, LogTail, OpenFile, Process, Snapshot
+from hangdoctor.model import FileLock, Gap, Gpu, HostLoad, LogTail, OpenFile, Process, Snapshot, SpinSample
 
 THREADS_S = 1.0
 MAX_READERS = 8
@@ -36,8 +36,9 @@ LOCKS_S = 2.0
 class Look:
     """A look being taken. What it has so far can be had as a snapshot at any time, also after an interruption."""
 
-    def __init__(self, plan: Plan, program: PySpy | None) -> None:
+    def __init__(self, plan: Plan, program: PySpy | None, spins: Mapping[int, SpinSample]) -> None:
         self._plan = plan
+        self._spins = spins
         self._program = program
         self._clock = Clock(plan.look_s)
         self._began = time.monotonic()
@@ -179,8 +180,12 @@ class Look:
         return [thread.tid for thread in table.threads if thread.tid is not None] if table else []
 
     def _read_memory(self) -> None:
+        self.processes = inside.add_spins(self.processes, self._spins)
         if self._plan.use_locks:
             self.processes, gaps = inside.add_locks(self.processes)
+            self.gaps.extend(gaps)
+        if self._plan.use_flight:
+            self.processes, gaps = inside.add_flight(self.processes)
             self.gaps.extend(gaps)
 
     def _read_file_locks(self) -> None:

@@ -36,7 +36,7 @@ _LIBRARIES = (
 )
 _PACKAGES = re.compile(
     r"^(torch|vllm|sglang|triton|transformers|flashinfer_python|sgl_kernel|sglang_kernel|nvidia_nccl_cu\d+"
-    r"|nvidia_cuda_runtime(?:_cu\d+)?|tensorrt_llm|lmdeploy|ray|deepspeed|accelerate)-(.+)\.dist-info$",
+    r"|nvidia_cuda_runtime(?:_cu\d+)?|tensorrt_llm|lmdeploy|ray|deepspeed|accelerate)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info$",
     re.IGNORECASE,
 )
 _listed: dict[tuple[str, str], Mapping[str, str]] = {}

@@ -5,18 +5,22 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from hangdoctor import __version__
 from hangdoctor.collect import host
+from hangdoctor.collect.inside import sample_hot_threads
 from hangdoctor.collect.look import Look
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.procfs import read_table
 from hangdoctor.collect.pyspy import PySpy, find_py_spy
 from hangdoctor.collect.tree import Tree, grow
 from hangdoctor.errors import TargetNotFound
-from hangdoctor.model import Capture, Gap, Snapshot, Target, Tool
+from hangdoctor.model import Capture, Gap, Snapshot, SpinSample, Target, Tool
+
+SPARE_S = 0.5
+"""Of a pause, left over when it is used for sampling: a starved host must not delay the next look."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -58,6 +62,7 @@ class _Run:
         self._asked = tree
         self._snapshots: list[Snapshot] = []
         self._look: Look | None = None
+        self._spins: Mapping[int, SpinSample] = {}
         program = find_py_spy()
         self._program = program if isinstance(program, PySpy) else None
         self._gaps = [program] if isinstance(program, Gap) else _age_gaps(program)
@@ -83,10 +88,15 @@ class _Run:
                 hint="Is it restarting? `hangdoctor attach --name PATTERN` finds the new one.",
             )
         previous = self._snapshots[-1] if self._snapshots else None
-        self._look = Look(self._plan, self._program)
+        self._look = Look(self._plan, self._program, self._spins)
         self._snapshots.append(self._look.take([table[pid] for pid in self._tree.pids], previous))
 
     def _wait_until(self, moment: float) -> None:
+        """Uses the pause to watch hot threads: the samples go with the look that follows."""
+        self._spins = {}
+        if self._plan.use_spin and self._snapshots:
+            spare = moment - time.monotonic() - SPARE_S
+            self._spins = sample_hot_threads(self._snapshots[-1], spare)
         time.sleep(max(0.0, moment - time.monotonic()))
 
     def capture(self) -> Capture:
