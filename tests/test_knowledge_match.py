@@ -14,7 +14,9 @@ from tests.knowledge_support import built_in, stack, thread
 KNOWLEDGE = built_in()
 LOOP = "Scheduler.event_loop_overlap scheduler.py | run_scheduler_process scheduler.py"
 DECODE = f"ModelRunner.forward_decode model_runner.py | Scheduler.run_batch scheduler.py | {LOOP}"
-START = "Scheduler.init_model_worker scheduler.py | Scheduler.__init__ scheduler.py | run_scheduler_process x.py"
+START = (
+    "Scheduler.init_model_worker scheduler.py | Scheduler.__init__ scheduler.py | run_scheduler_process x.py"
+)
 
 
 def match(text: str, server: str | None, role: str | None = None) -> PhaseMatch:
