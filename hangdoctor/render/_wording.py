@@ -11,6 +11,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from functools import lru_cache
 
 from hangdoctor.model import Frame
 from hangdoctor.report import Progress, ProgressClass
@@ -18,6 +19,7 @@ from hangdoctor.report import Progress, ProgressClass
 _DIGITS = re.compile(r"(\d+)")
 # Package roots: what follows is the name a reader knows (`vllm/v1/worker/gpu_worker.py`, `threading.py`).
 _PACKAGE_ROOT = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+t?)/")
+_LONGEST_PATH = 4096  # the kernel's own limit
 _PROGRESS_WORDS = {
     ProgressClass.PROOF: "moves",
     ProgressClass.WEAK: "seems to move",
@@ -61,11 +63,12 @@ def to_ascii(text: str) -> str:
 
 def clip(text: str, limit: int) -> str:
     """Clean captured text, cut it where it is over-long and say how much is missing."""
-    text = clean(text)
-    if len(text) <= limit:
-        return text
-    kept = text[: max(0, limit - 24)]
-    return f"{kept} … ({len(text) - len(kept):,} more characters)"
+    # Cleaning never makes a text shorter, so of a very long one only the beginning needs to be cleaned.
+    cleaned = clean(text[:limit])
+    if len(cleaned) <= limit and len(text) <= limit:
+        return cleaned
+    kept = cleaned[: max(0, limit - 24)]
+    return f"{kept} … ({len(text) - min(len(kept), len(text)):,} more characters)"
 
 
 def fold_labels(labels: Iterable[str], limit: int | None = None) -> str:
@@ -216,13 +219,14 @@ def utc(unix_time: float) -> str:
         return str(unix_time)
 
 
+@lru_cache(maxsize=4096)
 def short_path(path: str) -> str:
     """A source file as its package names it; at most four components where no package root is known."""
-    within = _PACKAGE_ROOT.sub("", path)
-    if within != path:
-        return clean(within)
+    root = _PACKAGE_ROOT.match(path)
+    if root is not None:
+        return clip(path[root.end() :], _LONGEST_PATH)
     parts = path.split("/")
-    return clean("/".join(parts[-4:]) if len(parts) > 5 else path)
+    return clip("/".join(parts[-4:]) if len(parts) > 5 else path, _LONGEST_PATH)
 
 
 def location(frame: Frame) -> str:
