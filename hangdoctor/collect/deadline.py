@@ -20,7 +20,7 @@ import signal
 import struct
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
@@ -37,6 +37,7 @@ _PIPE_BYTES = 1 << 20
 _NOT_TRIED = "was not tried, for an earlier read that needs the same lock did not return"
 _REAP_S = 0.2
 _MAX_PATIENCE = 8.0
+_MAX_READERS = 8
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _helpers: set[int] = set()
 _abandoned: set[int] = set()
@@ -61,6 +62,11 @@ def helper_pids() -> frozenset[int]:
         _abandoned.discard(pid)
         _helpers.discard(pid)
     return frozenset(_helpers)
+
+
+def reader_count() -> int:
+    """How many children may read processes at once, so that the looks at all ranks lie close together."""
+    return min(_MAX_READERS, os.cpu_count() or 1)
 
 
 def patience() -> float:
@@ -113,16 +119,17 @@ def each(
     item_s: float,
     total_s: float,
     width: int = 1,
+    belongs_to: Callable[[Item], Hashable] | None = None,
     is_pointless: Callable[[Item, Item], bool] = lambda stuck, later: False,
 ) -> Iterator[tuple[Item, T | Trouble]]:
     """``function(item)`` for all items in ``width`` children; a new child goes on behind an item that blocks.
 
     No item takes longer than ``item_s`` seconds and all of them no longer than ``total_s``. After an item that did not
-    answer, those of the same child for which ``is_pointless(stuck, item)`` are not tried. Every item is yielded once,
-    in order when there is one child.
+    answer, those of the same child for which ``is_pointless(stuck, item)`` are not tried; items with the same
+    ``belongs_to(item)`` go to the same child. Every item is yielded once, in order when there is one child.
     """
     end = time.monotonic() + total_s
-    shards = [list(items[start::width]) for start in range(min(width, len(items)))]
+    shards = _deal(items, width, belongs_to)
     children: list[_Child[T]] = []
     try:
         children.extend(_Child.fork(function, shard) for shard in shards)
@@ -131,6 +138,18 @@ def each(
     finally:
         for child in children:
             child.end()
+
+
+def _deal(
+    items: Sequence[Item], width: int, belongs_to: Callable[[Item], Hashable] | None
+) -> list[list[Item]]:
+    """The items of each child, dealt out like cards, in their order."""
+    places: dict[Hashable, int] = {}
+    shards: list[list[Item]] = [[] for _ in range(width)]
+    for number, item in enumerate(items):
+        key = number if belongs_to is None else belongs_to(item)
+        shards[places.setdefault(key, len(places) % width)].append(item)
+    return [shard for shard in shards if shard]
 
 
 def _relay(

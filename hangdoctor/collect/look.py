@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hangdoctor.collect import dumps, filelocks, host, inside, logs, stacks
-from hangdoctor.collect.deadline import Clock, Pending, Trouble, call, each, helper_pids, patience
+from hangdoctor.collect.deadline import (
+    Clock,
+    Pending,
+    Trouble,
+    call,
+    each,
+    helper_pids,
+    patience,
+    reader_count,
+)
 from hangdoctor.collect.files import read_files
 from hangdoctor.collect.gpu import read_gpus
 from hangdoctor.collect.plan import Plan
@@ -25,8 +34,6 @@ from hangdoctor.collect.threads import ThreadTable, read_threads
 from hangdoctor.model import FileLock, Gap, Gpu, HostLoad, LogTail, OpenFile, Process, Snapshot, SpinSample
 
 THREADS_S = 1.0
-MAX_READERS = 8
-"""Children that read threads at once, so that the looks at eight ranks lie close together."""
 SOCKETS_S = 3.0
 GPU_S = 3.0
 LOGS_S = 1.0
@@ -135,8 +142,7 @@ class Look:
         stuck = []
         item_s = THREADS_S * patience()
         total_s = min(4 * item_s, self._clock.left())
-        width = min(MAX_READERS, os.cpu_count() or 1)
-        for process, table in each(read, processes, item_s=item_s, total_s=total_s, width=width):
+        for process, table in each(read, processes, item_s=item_s, total_s=total_s, width=reader_count()):
             if isinstance(table, ThreadTable):
                 self._tables[process.pid] = table
                 continue

@@ -111,6 +111,8 @@ def read_processes(
         wanted,
         item_s=STEP_S * patience,
         total_s=ALL_STEPS_S * patience,
+        width=deadline.reader_count(),
+        belongs_to=lambda want: want.pid,
         is_pointless=_is_pointless,
     ):
         if isinstance(part, Part):
@@ -260,7 +262,9 @@ def remedy_for(pid: int, reason: str) -> str | None:
     if "permission" not in reason.lower() and "not permitted" not in reason:
         return None
     if os.geteuid() == 0:
-        return "even root is refused here: docker run --cap-add SYS_PTRACE, or run hangdoctor on the host itself"
+        return (
+            "even root is refused here: docker run --cap-add SYS_PTRACE, or run hangdoctor on the host itself"
+        )
     return f'sudo env "PATH=$PATH" hangdoctor attach {pid}   (in docker: --cap-add SYS_PTRACE)'
 
 
