@@ -112,8 +112,13 @@ class Answer:
         return {str(frame["function"]).rpartition(".")[2] for frame in frames}
 
     def told(self) -> str:
-        """The verdict, for the message of a failed assertion."""
-        return json.dumps(self.report["verdict"], indent=1)[:4000]
+        """The verdict in some lines, for the message of a failed assertion."""
+        verdict = self.report["verdict"]
+        head = f"{self.kind}, {verdict['confidence']}, {self.cause}: {verdict['summary']}"
+        culprits = [f"culprit pid {row['pid']}: {row['doing']}" for row in self.culprits]
+        evidence = [f"{row['id']} {row['subject']}: {row['text']}" for row in self.report["evidence"]]
+        gaps = [f"gap {row['source']} {row['subject']}: {row['reason']}" for row in self.report["gaps"]]
+        return "\n".join([head, *culprits, *verdict["alternatives"], *evidence[:12], *gaps[:6]])
 
 
 def attach(pid: int, *options: str, deadline_s: float = 90.0) -> Answer:

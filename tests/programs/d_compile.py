@@ -108,12 +108,21 @@ def leave_lock_file(folder):
     (folder / "begun").touch()
 
 
+def wait_for_baton(folder):
+    """The lock file of torch.utils.cpp_extension."""
+    d_world.placed()
+    FileBaton(str(folder / "lock")).wait()
+
+
 WAYS = {
     "one": (compile_one, wait_for_flock, None),
     "many": (compile_many, wait_for_lock_file, None),
     "stopped-compiler": (compile_stopped, wait_for_lock_file, None),
     "stale-lock": (wait_for_lock_file, wait_for_lock_file, leave_lock_file),
+    "stale-baton": (wait_for_baton, wait_for_baton, leave_lock_file),
 }
 
+if sys.argv[1] == "stale-baton":
+    from torch.utils.file_baton import FileBaton
 fault, others, prepare = WAYS[sys.argv[1]]
 d_world.run(fault, others=others, prepare=prepare)

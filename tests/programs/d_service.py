@@ -1,4 +1,4 @@
-"""A small HTTP service with two workers: ``d_service.py serve|serve-threaded``; its client: ``d_service.py load PORT``."""
+"""A small HTTP service of two workers: ``serve`` or ``serve-threaded``; and its client: ``load PORT``."""
 
 import http.server
 import multiprocessing
