@@ -120,10 +120,13 @@ def _from_syscall(call: Syscall, thread: Thread) -> Activity:
     return _BY_CALL.get(call.name, Activity.BLOCKED)
 
 
+_OWNERLESS = ("condition", "semaphore", "mp.Semaphore")
+
+
 def _from_futex(call: Syscall, thread: Thread) -> Activity:
     lock = thread.lock
     if lock is not None:
-        return Activity.WAIT_EVENT if lock.kind.startswith(("condition", "semaphore")) else Activity.WAIT_LOCK
+        return Activity.WAIT_EVENT if lock.kind in _OWNERLESS else Activity.WAIT_LOCK
     # Without the lock's memory: an untimed futex below a Python frame is a lock being acquired; below native
     # frames only it can be any condition variable.
     if call.is_timed is False and thread.stack is not None and thread.stack.frames:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hangdoctor.analysis.gpu import GpuStatement
 from hangdoctor.analysis.progress import LogMove
 from hangdoctor.analysis.waits import Node, WaitGraph
 from hangdoctor.case import Case, Member, ThreadTrack
@@ -35,6 +36,8 @@ class Situation:
     is_waited_for: bool
     """Whether the suspects are sinks of real waits."""
     log: LogMove
+    gpus: tuple[GpuStatement, ...] = ()
+    """What each GPU did over the looks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ waits for is known never to come. A CPU that is merely busy proves neither.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hangdoctor.analysis.activity import SPIN_RECURRENCE, is_spinning
 from hangdoctor.analysis.describe import name_frame, name_thread
 from hangdoctor.analysis.findings import Finding, Suspect
+from hangdoctor.analysis.gpu import GpuActivity, GpuStatement
 from hangdoctor.analysis.progress import LogMove, describe_progress
 from hangdoctor.analysis.waits import Edge, is_idle
 from hangdoctor.case import Case, Movement, naming_frame
@@ -51,6 +52,8 @@ class Charge:
     """Waits of other threads for locks that it holds."""
     log: LogMove | None = None
     """What the job's log did."""
+    gpu: GpuStatement | None = None
+    """What its GPU did."""
 
 
 def judge(charge: Charge) -> Finding | None:
@@ -169,6 +172,18 @@ def _lacks_its_lock_file(charge: Charge) -> Finding | None:
 def _waits_for_lock(charge: Charge) -> Finding | None:
     if charge.suspect.track is None or charge.suspect.track.last.activity is not Activity.WAIT_LOCK:
         return None
+    lock = charge.suspect.track.last.thread.lock
+    if lock is not None and lock.is_orphaned:
+        return replace(
+            _stuck(
+                charge,
+                Cause.LOCK_HELD,
+                "the lock's owner is gone: it was copied by a fork, or its holder died",
+            ),
+            confidence=Confidence.CERTAIN,
+        )
+    if lock is not None and lock.kind == "thread.join":
+        return None
     aspect = charge.suspect.member.aspect if charge.suspect.track is charge.suspect.member.lead else None
     if _movement(charge.suspect) is Movement.MOVING or (aspect is not None and aspect.waits_for == "thread"):
         return None  # joining a thread of its own is an ordinary way to spend a life
@@ -281,7 +296,16 @@ def _waits_for_gpu(charge: Charge) -> Finding | None:
         return None
     if _movement(charge.suspect) is Movement.MOVING:
         return None
-    return _stuck(charge, Cause.GPU_STUCK, "its GPU does not finish")
+    gpu = charge.gpu
+    if gpu is not None and gpu.activity is GpuActivity.COMPUTING:
+        return _undecided(
+            charge, Cause.GPU_STUCK, f"its GPU works ({gpu.text})", "whether that kernel ends: a longer look"
+        )
+    numbers = f" ({gpu.text})" if gpu is not None else ""
+    finding = _stuck(charge, Cause.GPU_STUCK, f"its GPU does not finish{numbers}")
+    if gpu is not None and gpu.activity is GpuActivity.SPINNING and finding.kind is Kind.HUNG:
+        return replace(finding, confidence=Confidence.LIKELY)  # two kinds of evidence agree
+    return finding
 
 
 def _waits_for_storage(charge: Charge) -> Finding | None:

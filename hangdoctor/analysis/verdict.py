@@ -6,6 +6,7 @@ from hangdoctor.analysis.describe import doing, name_member, name_thread
 from hangdoctor.analysis.evidence import EvidenceBook, cite_suspect, cite_victims
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
+from hangdoctor.analysis.gpu import read_gpu_snapshots
 from hangdoctor.analysis.progress import log_progress
 from hangdoctor.analysis.rules import all_rules
 from hangdoctor.analysis.suspects import find_suspects
@@ -20,7 +21,10 @@ def assess(case: Case) -> Situation:
     """Everything the rules look at."""
     graph = build_graph(case)
     suspects, is_waited_for = find_suspects(case, graph)
-    return Situation(case, graph, suspects, is_waited_for, log_progress(case.capture.snapshots))
+    snapshots = case.capture.snapshots
+    return Situation(
+        case, graph, suspects, is_waited_for, log_progress(snapshots), read_gpu_snapshots(snapshots)
+    )
 
 
 def decide(situation: Situation) -> tuple[Rule, Finding, tuple[tuple[Rule, Finding], ...]]:

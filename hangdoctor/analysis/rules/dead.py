@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels, fold_numbers
-from hangdoctor.analysis.waits import in_collective, is_dead, is_settled
+from hangdoctor.analysis.waits import is_dead, is_settled
 from hangdoctor.case import Case, Member
 from hangdoctor.knowledge.catalogue import RoleKind
 from hangdoctor.model import Activity
@@ -58,15 +58,16 @@ def _died(situation: Situation, dead: list[Member]) -> Finding:
 _HOW = {"Z": "is a zombie: it died and its parent has not reaped it", "X": "is dead"}
 
 
+_WAITS_FOR_ALL = frozenset({Activity.WAIT_COLLECTIVE, Activity.WAIT_PEER, Activity.WAIT_GPU})
+
+
 def _missing(case: Case) -> Finding | None:
     """Fewer ranks here than the command line or the environment promises, while the others wait for all."""
     expected = case.expected_local or (case.expected_world if len(case.capture.hosts) > 1 else None)
     ranks = [m for m in case.members if m.kind is RoleKind.RANK]
     if expected is None or not ranks or len(ranks) >= expected:
         return None
-    waiting = [
-        m for m in ranks if in_collective(m) or (m.lead and m.lead.last.activity is Activity.WAIT_PEER)
-    ]
+    waiting = [m for m in ranks if m.lead is not None and m.lead.last.activity in _WAITS_FOR_ALL]
     if len(waiting) < len(ranks) or not all(is_settled(m.lead) for m in waiting):
         return None
     present = {

@@ -36,7 +36,8 @@ def check(situation: Situation) -> Finding | None:
 
 def _charge(situation: Situation, suspect: Suspect) -> Charge:
     wanted = tuple(e for e in situation.graph.edges if e.kind is EdgeKind.LOCK and e.holder == suspect.node)
-    return Charge(situation.case, suspect, situation.is_waited_for, wanted, situation.log)
+    gpu = next((g for g in situation.gpus if suspect.member.pid in g.pids), None)
+    return Charge(situation.case, suspect, situation.is_waited_for, wanted, situation.log, gpu)
 
 
 def _rank(finding: Finding) -> tuple[int, int]:
