@@ -280,14 +280,14 @@ def _with_tids(process: Process, dump: stacks.Dump, table: ThreadTable) -> stack
     unknown = [thread.pthread for thread in dump.threads if thread.tid is None]
     if not unknown:
         return dump
-    own = {thread.tid for thread in table.threads if thread.tid is not None}
-    tids = frozenset(table.inner_tids) or frozenset(own)
+    tids = frozenset(table.inner_tids or list_tids(process.pid))
     found = call(lambda: stacks.find_tids(process.pid, unknown, tids), THREADS_S)
     if isinstance(found, Trouble):
         return dump
-    return replace(
-        dump,
-        threads=tuple(
-            replace(thread, tid=thread.tid or found.get(thread.pthread)) for thread in dump.threads
-        ),
+    # Memory that knows none of the process' own threads is another's: 0 is nobody's number.
+    missing = None if found else 0
+    threads = (
+        replace(thread, tid=found.get(thread.pthread, missing)) if thread.tid is None else thread
+        for thread in dump.threads
     )
+    return replace(dump, threads=tuple(threads))
