@@ -103,9 +103,11 @@ def attach_and_judge(pid: int, truth: Truth, folder: Path, *options: str) -> Ans
     complaints = expectations.compare(report, truth.expected).complaints
     assert not complaints, f"{'; '.join(complaints)}\n{truth.expected.truth}\n{answer.told()}"
     assert answer.exit_code == EXIT_CODES[report.verdict.kind]
-    if truth.functions and report.verdict.kind is truth.expected.kinds[0]:
+    if truth.functions:
+        # Also of an honest "unknown": it must say whom to look at.
         assert answer.culprit_functions, f"no frame is named\n{answer.told()}"
         assert answer.culprit_functions <= truth.functions, answer.told()
+        assert answer.culprit_pids <= truth.expected.culprits, answer.told()
     _record(path, truth)
     return answer
 

@@ -148,7 +148,7 @@ class Server:
 
     @contextmanager
     def suffering(self, bug: str, rank: int, *, says: int = 1) -> Iterator[Request]:
-        """A request whose first step runs into ``bug`` on ``rank``, or on all if ``says`` ranks report; then released."""
+        """A request whose first step runs into ``bug`` on ``rank`` (``says`` > 1: on all); released at the end."""
         self._order(f"{bug} {rank if says == 1 else '*'}")
         request = self.ask()
         for _ in range(says):
@@ -170,6 +170,14 @@ class Server:
             yield self.ask()
         finally:
             os.kill(pid, signal.SIGCONT)
+
+    @contextmanager
+    def half_a_request(self) -> Iterator[None]:
+        """A client that never sends the rest of its request: the API server does not end while it is connected."""
+        with socket.create_connection(("127.0.0.1", self.port)) as client:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            client.sendall(head + b"Content-Length: 1000\r\n\r\n{")
+            yield
 
     def _order(self, words: str) -> None:
         part = self.folder / "order.part"
@@ -315,6 +323,14 @@ def state(pid: int) -> str:
         return "X"
 
 
+def wait_for_open(pid: int, folder: Path, timeout_s: float = START_S) -> None:
+    """Until the process has a weights file of this folder mapped."""
+    deadline = time.monotonic() + timeout_s
+    while f"{folder}/model-" not in _maps(pid):
+        assert time.monotonic() < deadline, f"pid {pid} never opened a file in {folder}"
+        time.sleep(0.05)
+
+
 def wait_for_state(pid: int, letters: str, timeout_s: float = STEP_S) -> None:
     """Until the process is in one of these states."""
     deadline = time.monotonic() + timeout_s
@@ -344,12 +360,14 @@ def _title(pid: int) -> str:
 
 
 def _shared_memory(pid: int) -> set[str]:
+    lines = (line.split() for line in _maps(pid).splitlines())
+    return {words[5] for words in lines if len(words) == 6 and words[5].startswith("/dev/shm/")}
+
+
+def _maps(pid: int) -> str:
     with suppress(OSError):
-        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-        return {
-            words[5] for line in lines if len(words := line.split()) == 6 and words[5].startswith("/dev/shm/")
-        }
-    return set()
+        return Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    return ""
 
 
 def _signal(pid: int, number: int) -> None:
