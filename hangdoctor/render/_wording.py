@@ -61,6 +61,11 @@ def to_ascii(text: str) -> str:
     return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
 
+def to_entities(text: str) -> str:
+    """Markup in ASCII: what is beyond it as character references, which browsers show as themselves."""
+    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
+
+
 def clip(text: str, limit: int) -> str:
     """Clean captured text, cut it where it is over-long and say how much is missing."""
     # Cleaning never makes a text shorter, so of a very long one only the beginning needs to be cleaned.

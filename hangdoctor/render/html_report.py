@@ -1,0 +1,109 @@
+"""The report as one HTML file that needs nothing else: no script, no network, a policy that forbids both.
+
+`html_report.template.html` and `html_report.css` hold the page; this module prepares what they show. Every value is
+cleaned and escaped by the template engine, whatever the template does with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from hangdoctor.errors import HangdoctorError
+from hangdoctor.render import _html_sections as sections
+from hangdoctor.render import _wording as wording
+from hangdoctor.render._base import Renderer, RenderOptions
+from hangdoctor.render._digest import VERDICT_WORDS, Names, fold_gaps, heading, looks
+from hangdoctor.render._wait_graph import Drawing, draw_waits
+from hangdoctor.report import Report
+
+if TYPE_CHECKING:
+    import jinja2
+
+_HERE = files("hangdoctor.render")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Everything that the template may read."""
+
+    report: Report
+    names: Names
+    style: str
+    policy: str
+    word: str
+    title: str
+    heading: str
+    looks: str
+    sentences: tuple[sections.Sentence, ...]
+    timeline: sections.Timeline | None
+    drawing: Drawing | None
+    stacks: tuple[sections.StackColumn, ...]
+    tree: tuple[sections.TreeLine, ...]
+    progress: tuple[sections.ProgressLine, ...]
+    gpus: tuple[sections.GpuLine, ...]
+    threads: sections.Threads
+    gaps: tuple[object, ...]
+    differs: tuple[tuple[str, str], ...]
+
+
+def render(report: Report, options: RenderOptions) -> str:
+    """Write `report` as a page. Raises HangdoctorError where jinja2 is not installed."""
+    names = Names(report)
+    style = _style()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    page = Page(
+        report=report,
+        names=names,
+        style=style,
+        policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        word=VERDICT_WORDS[report.verdict.kind],
+        title=f"{VERDICT_WORDS[report.verdict.kind]}: {wording.clip(report.verdict.summary, 120)}",
+        heading=heading(report),
+        looks=looks(report),
+        sentences=sections.sentences(report, names),
+        timeline=sections.timeline(report, names),
+        drawing=draw_waits(report, names),
+        stacks=sections.stack_columns(report),
+        tree=sections.tree_lines(report, names),
+        progress=sections.progress_lines(report, names),
+        gpus=sections.gpu_lines(report, names),
+        threads=sections.threads(report, names, everything=options.detail),
+        gaps=tuple(fold_gaps(report)),
+        differs=tuple(
+            (name, wording.fold_values(values)) for name, values in sorted(report.nccl_env.differs.items())
+        ),
+    )
+    text = _template().render(page=page, w=wording)
+    return wording.to_entities(text) if options.ascii else text
+
+
+RENDERER = Renderer("html", "html", render)
+
+
+def _style() -> str:
+    return "\n" + _HERE.joinpath("html_report.css").read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> jinja2.Template:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise HangdoctorError(
+            "HTML reports need jinja2, which is not installed",
+            hint="pip install jinja2, or take another form: -f markdown, -f json",
+        ) from error
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        # Called on every value before it is escaped, so that no template can forget it.
+        finalize=lambda value: wording.clean(value) if type(value) is str else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.from_string(_HERE.joinpath("html_report.template.html").read_text(encoding="utf-8"))
