@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -135,20 +134,16 @@ def find_tids(pid: int, pthreads: Sequence[int], tids: frozenset[int]) -> dict[i
     threads hold the number of a living thread, each its own. Raises ``OSError`` when memory may not be read.
     """
     blocks = memory.gather(pid, [(pthread, _PTHREAD_BYTES) for pthread in pthreads])
-    offsets: Counter[int] = Counter()
-    words: list[tuple[int, ...]] = []
-    for block in blocks:
-        numbers = struct.unpack("<256i", block) if block else ()
-        words.append(numbers)
-        offsets.update(index for index, number in enumerate(numbers) if number in tids)
+    words = [struct.unpack(f"<{_PTHREAD_BYTES // 4}i", block) if block else () for block in blocks]
     best: dict[int, int] = {}
-    for index, _ in offsets.most_common(8):
+    for index in range(_PTHREAD_BYTES // 4):
         found = {
             pthread: numbers[index]
             for pthread, numbers in zip(pthreads, words, strict=True)
             if numbers and numbers[index] in tids
         }
-        if len(set(found.values())) == len(found) and len(found) > len(best):
+        # The upper half of a pointer, 0x7f3c say, may be the number of one thread; it is then the same in all blocks.
+        if len(found) > len(best) and len(set(found.values())) == len(found):
             best = found
     return best
 
