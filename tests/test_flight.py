@@ -16,7 +16,7 @@ import pytest
 from hangdoctor.collect import elf, flight
 from hangdoctor.collect.flight import read_flight
 from hangdoctor.collect.flight_layouts import LAYOUTS, RING, EntryLayout
-from hangdoctor.collect.flight_ring import NotARing, read_ring
+from hangdoctor.collect.flight_ring import MAX_PENDING, NEWEST, NotARing, read_ring
 from hangdoctor.model import FlightEntry, Gap
 from tests.b_support import eventually
 from tests.conftest import Stuck, stuck
@@ -206,7 +206,9 @@ def test_each_layout_is_recognised_by_its_structure(layout: EntryLayout) -> None
     for identity in range(63 * 64):
         ring.add(identity, "nccl:all_reduce", sequence=identity + 1, flags="started completed retired")
     found = read_ring(os.getpid(), "x", ring.place(maximum=4096))
-    assert [(record.id, record.sequence, record.group) for record in found] == [(4031, 4032, "0")]
+    assert [(record.id, record.sequence, record.group) for record in found] == [
+        (identity, identity + 1, "0") for identity in range(4032 - NEWEST, 4032)
+    ]
     assert (found[0].state, found[0].description) == ("completed", "described")
     assert (found[0].input_sizes, found[0].output_sizes, found[0].dtype) == (
         "[[8, 128], [4]]",
@@ -228,7 +230,7 @@ def test_the_oldest_pending_entries_are_kept_and_the_newest() -> None:
     for identity in range(100):
         ring.add(identity, "nccl:all_reduce", flags="retired completed" if identity < 10 else "")
     ids = [record.id for record in read_ring(os.getpid(), "x", ring.place())]
-    assert ids == [*range(10, 26), 99]
+    assert ids == [*range(10, 10 + MAX_PENDING), *range(100 - NEWEST, 100)]
 
 
 def test_point_to_point_calls_do_not_hide_collectives() -> None:

@@ -324,7 +324,7 @@ def _gpu_edges(case: Case, member: Member) -> Iterator[Edge]:
             or not is_settled(peer.lead)
         ):
             continue
-        if _is_earlier(peer, member):
+        if _is_earlier(peer, member) and not is_behind(member, peer):
             yield Edge(
                 EdgeKind.GPU,
                 lead_node(member),
@@ -340,6 +340,8 @@ def _is_earlier(peer: Member, member: Member) -> bool:
     if peer.phase is None or member.phase is None or peer.phase.stage is Stage.ASPECT:
         waits = peer.lead.last.activity if peer.lead else None
         return waits not in (Activity.WAIT_GPU, Activity.WAIT_COLLECTIVE)
+    if peer.phase.stage is Stage.IDLE:
+        return False  # it is done with the step and polls for the next one
     return peer.phase.order < member.phase.order
 
 

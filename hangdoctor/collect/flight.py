@@ -29,7 +29,7 @@ _OFF = "the recorder is off"
 
 
 def read_flight(pid: int) -> tuple[FlightEntry, ...] | Gap | None:
-    """Each group's newest collective (and point-to-point call) and its oldest pending ones, oldest first.
+    """Each group's newest collectives (and point-to-point calls) and its oldest pending ones, oldest first.
 
     ``None``: no torch in the process. Empty: torch without a process group, or nothing recorded yet. A ``Gap``:
     the recorder is off, its symbol stripped, its layout unknown, or the memory may not be read. Never raises.

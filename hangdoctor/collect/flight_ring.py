@@ -15,6 +15,8 @@ MAX_ENTRIES = 16384
 """Read of a larger ring: its newest."""
 MAX_PENDING = 16
 """Reported a group: its oldest pending ones, which are the ones that hold things up."""
+NEWEST = 4
+"""Reported a group besides: its newest, over or not, to compare with a peer that is still in one of them."""
 BUDGET_BYTES = 24 << 20
 _MAX_TEXT = 4096
 _MAX_TENSORS = 16
@@ -50,7 +52,7 @@ class Record:
 
 
 def read_ring(pid: int, name: str, instance: int) -> list[Record]:
-    """Of each group the newest entry and the oldest pending ones, by id. ``name`` is kept as ``ring``.
+    """Of each group the newest entries and the oldest pending ones, by id. ``name`` is kept as ``ring``.
 
     Raises :class:`NotARing` and ``OSError``. What it returns may be torn; read twice and compare.
     """
@@ -111,16 +113,16 @@ class _Entries:
     def choose(self) -> list[int]:
         """Offsets of the entries to report, in the order of their ids."""
         layout, raw = self._layout, self._raw
-        newest: dict[tuple[int, bool], tuple[int, int]] = {}
+        newest: dict[tuple[int, bool], list[tuple[int, int]]] = {}
         pending: dict[int, list[tuple[int, int]]] = {}
         for offset in self._offsets:
             pg_id = _u64(raw, offset + layout.pg_id)
             ranked = (_u64(raw, offset), offset)
             key = (pg_id, bool(raw[offset + layout.is_p2p]))
-            newest[key] = max(newest.get(key, ranked), ranked)
+            newest.setdefault(key, []).append(ranked)
             if not raw[offset + layout.retired] and not raw[offset + layout.completed + 8]:
                 pending.setdefault(pg_id, []).append(ranked)
-        chosen = set(newest.values())
+        chosen = {ranked for ranks in newest.values() for ranked in sorted(ranks)[-NEWEST:]}
         for ranks in pending.values():
             chosen.update(sorted(ranks)[:MAX_PENDING])
         return [offset for _, offset in sorted(chosen)]

@@ -13,13 +13,15 @@ from hangdoctor.report import Cause, Confidence, Kind
 
 
 def check(situation: Situation) -> Finding | None:
-    """Fires when every rank waits for the others and they are not all in the same collective."""
+    """Fires when ranks wait for each other in what is not the same collective, by name or by the recorder."""
     case = situation.case
-    ranks = case.ranks
-    if len(ranks) < 2 or not all(_waits_for_peers(m) for m in ranks):
+    recorded = _different_at_one_number(case) or _finished_alone(case)
+    if recorded is not None:
+        return recorded
+    if len(case.ranks) < 2 or not all(_waits_for_peers(m) for m in case.ranks):
         return None
-    found = _by_recorder(case)
-    if found is None and all(in_collective(m) for m in ranks):
+    found = _apart(case)
+    if found is None and all(in_collective(m) for m in case.ranks):
         found = _by_name(case)
     return found
 
@@ -47,25 +49,85 @@ def _by_name(case: Case) -> Finding | None:
     return _finding(confidence, f"the ranks wait in different collectives: {told}", suspects)
 
 
-def _by_recorder(case: Case) -> Finding | None:
-    """The Flight Recorder knows the operation, its number and its sizes in each process group."""
+def _different_at_one_number(case: Case) -> Finding | None:
+    """One number of a group, two operations or sizes, and at least one rank still in it."""
+    at: dict[tuple[str, int], list[tuple[Member, FlightEntry]]] = defaultdict(list)
+    for member in case.ranks:
+        for entry in member.last.flight:
+            if entry.sequence is not None:
+                at[(entry.group, entry.sequence)].append((member, entry))
+    for (group, _), rows in sorted(at.items(), key=lambda item: item[0]):
+        kinds = Counter(_identity(entry) for _, entry in rows)
+        stuck = [m for m, entry in rows if entry.state not in _DONE and _waits_for_peers(m)]
+        if len(kinds) > 1 and stuck and not _is_uneven(rows):
+            return _finding(Confidence.CERTAIN, f"in group {group} {_tell(rows)}", _odd_ones(rows))
+    return None
+
+
+def _is_uneven(rows: list[tuple[Member, FlightEntry]]) -> bool:
+    """Gathers of uneven tensors legitimately differ in size."""
+    return len({entry.op for _, entry in rows}) == 1 and "all_reduce" not in rows[0][1].op
+
+
+def _finished_alone(case: Case) -> Finding | None:
+    """A rank has finished a collective that a peer cannot finish: they did not put the same into it."""
+    for member in case.ranks:
+        if not _waits_for_peers(member):
+            continue
+        for group, mine in _current_entries(member).items():
+            if mine.state in _DONE or not any(op in mine.op for op in _SYMMETRIC):
+                continue
+            ahead = [p for p in case.ranks if p is not member and _has_finished(p, group, mine.sequence or 0)]
+            if ahead:
+                because = (
+                    f"in group {group} {member.label} is still in {' '.join(_identity(mine))}, which "
+                    f"{fold_labels(p.label for p in ahead)} finished: they did not put the same into it"
+                )
+                return _finding(Confidence.LIKELY, because, [member, *ahead])
+    return None
+
+
+_SYMMETRIC = ("all_reduce", "all_gather", "allgather", "reduce_scatter", "barrier", "all_to_all", "alltoall")
+"""Collectives that no rank can finish before every other has put its share in."""
+
+
+def _has_finished(peer: Member, group: str, sequence: int) -> bool:
+    entries = [e for e in peer.last.flight if e.group == group and e.sequence is not None]
+    return (
+        bool(entries)
+        and all(e.state in _DONE for e in entries)
+        and max(e.sequence or 0 for e in entries) >= sequence
+        and any(e.state == "completed" for e in entries)
+    )
+
+
+def _apart(case: Case) -> Finding | None:
+    """All ranks wait, at different numbers of one group."""
     current: dict[str, list[tuple[Member, FlightEntry]]] = defaultdict(list)
     for member in case.ranks:
         for group, entry in _current_entries(member).items():
-            current[group].append((member, entry))
+            if entry.state not in _DONE:
+                current[group].append((member, entry))
     for group, rows in current.items():
-        kinds = Counter(_identity(entry) for _, entry in rows)
-        if len(rows) < 2 or len(kinds) < 2 or all(entry.state in _DONE for _, entry in rows):
-            continue
-        odd = min(kinds.values())
-        tied = odd == max(kinds.values())
-        suspects = [m for m, entry in rows if tied or kinds[_identity(entry)] == odd]
-        told = "; ".join(
-            f"{fold_labels(m.label for m, e in rows if _identity(e) == kind)} at {' '.join(kind)}"
-            for kind in kinds
-        )
-        return _finding(Confidence.CERTAIN, f"in group {group} {told}", suspects)
+        if len(rows) > 1 and len({entry.sequence for _, entry in rows}) > 1:
+            return _finding(Confidence.CERTAIN, f"in group {group} {_tell(rows)}", _odd_ones(rows))
     return None
+
+
+def _tell(rows: list[tuple[Member, FlightEntry]]) -> str:
+    kinds = dict.fromkeys(_identity(entry) for _, entry in rows)
+    return "; ".join(
+        f"{fold_labels(m.label for m, e in rows if _identity(e) == kind)} at {' '.join(kind)}"
+        for kind in kinds
+    )
+
+
+def _odd_ones(rows: list[tuple[Member, FlightEntry]]) -> list[Member]:
+    """The minority; everybody when there is none."""
+    kinds = Counter(_identity(entry) for _, entry in rows)
+    odd = min(kinds.values())
+    tied = odd == max(kinds.values())
+    return [m for m, entry in rows if tied or kinds[_identity(entry)] == odd]
 
 
 _DONE = ("completed", "retired")
@@ -78,10 +140,16 @@ def _current_entries(member: Member) -> dict[str, FlightEntry]:
         if entry.sequence is None:
             continue
         known = chosen.get(entry.group)
-        is_older = known is not None and entry.sequence < (known.sequence or 0)
-        if known is None or (known.state in _DONE) > (entry.state in _DONE) or ((known.state in _DONE) == (entry.state in _DONE) and is_older == (entry.state not in _DONE)):
+        if known is None or _urgency(entry) < _urgency(known):
             chosen[entry.group] = entry
     return chosen
+
+
+def _urgency(entry: FlightEntry) -> tuple[bool, int]:
+    """Sorts pending ones first, oldest first, then those that are over, newest first."""
+    is_done = entry.state in _DONE
+    sequence = entry.sequence or 0
+    return is_done, -sequence if is_done else sequence
 
 
 def _identity(entry: FlightEntry) -> tuple[str, ...]:
