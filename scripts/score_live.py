@@ -5,13 +5,15 @@
     scripts/score_live.py --runs 20 --load 2     twenty times each, while two processes burn the CPUs
     scripts/score_live.py spin heartbeat         only these
 
-Each run starts the job anew. Exits with 1 when anything slow or ready was called hung, or the other way round.
+Each run starts the job anew. Exits with 1 when anything slow or ready was called hung, anything hung slow or ready,
+or when there was no report.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.jobs import Answer, attach
 from tests.scenarios import CULPRIT, SCENARIOS, LiveScenario, Playing, play
 
-KINDS = ("hung", "slow", "ready", "unknown")
+KINDS = ("hung", "slow", "ready", "unknown", "failed")
+"""``failed``: attach gave no report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,11 @@ def is_culprit_right(scenario: LiveScenario, playing: Playing, answer: Answer) -
 def run_once(scenario: LiveScenario, options: Sequence[str]) -> Outcome:
     """Start, attach, end."""
     with play(scenario) as playing:
-        answer = attach(playing.pid, *options)
+        try:
+            answer = attach(playing.pid, *options)
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            print(error, file=sys.stderr)
+            return Outcome(scenario, "failed", None, None, 0.0)
     return Outcome(
         scenario,
         answer.kind if answer.kind in KINDS else "unknown",
@@ -111,7 +118,9 @@ def per_scenario(outcomes: Sequence[Outcome]) -> str:
 
 def is_dangerous(outcome: Outcome) -> bool:
     """The mistakes that cost people hours: hung for slow or ready, slow or ready for hung."""
-    return outcome.said != "unknown" and (outcome.said == "hung") != (outcome.scenario.kind == "hung")
+    return outcome.said not in ("unknown", "failed") and (outcome.said == "hung") != (
+        outcome.scenario.kind == "hung"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{len(outcomes)} runs of {len(chosen)} scenarios, {options.load} CPU burners, {minutes:.0f} min\n")
     print(matrix(outcomes) + "\n\n" + per_scenario(outcomes))
     print(f"\nunknown: {unknown_share:.0%}; dangerous: {sum(map(is_dangerous, outcomes))}")
-    return 1 if any(map(is_dangerous, outcomes)) else 0
+    return 1 if any(is_dangerous(outcome) or outcome.said == "failed" for outcome in outcomes) else 0
 
 
 if __name__ == "__main__":
