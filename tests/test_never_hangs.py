@@ -11,7 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from hangdoctor.collect import Plan, dumps, filelocks, inside, logs, look, processes, procfs, take_capture
+from hangdoctor.collect import (
+    Plan,
+    dumps,
+    filelocks,
+    inside,
+    logs,
+    look,
+    processes,
+    procfs,
+    surroundings,
+    take_capture,
+)
 from hangdoctor.collect.deadline import helper_pids
 from hangdoctor.collect.processes import Part, Step, Wanted
 from hangdoctor.model import Capture
@@ -88,10 +99,10 @@ def test_any_step_of_a_process_may_block(
 @pytest.mark.parametrize(
     ("where", "name", "source"),
     [
-        (look, "read_connections", "sockets"),
-        (look, "read_pipe_ends", "pipes"),
+        (surroundings, "read_connections", "sockets"),
+        (surroundings, "read_pipe_ends", "pipes"),
         (look, "read_threads", "proc"),
-        (look, "read_gpus", "gpu"),
+        (surroundings, "read_gpus", "gpu"),
         (filelocks, "read_file_locks", "locks"),
         (filelocks, "find_existence_locks", "locks"),
         (logs, "read_tail", "log"),
@@ -103,8 +114,9 @@ def test_any_collector_may_block(
     where: object, name: str, source: str, monkeypatch: pytest.MonkeyPatch, block: Callable[..., object]
 ) -> None:
     monkeypatch.setattr(where, name, block)
-    for limit in ("THREADS_S", "SOCKETS_S", "LOGS_S", "LOCKS_S", "GPU_S"):
-        monkeypatch.setattr(look, limit, 0.3)
+    monkeypatch.setattr(look, "THREADS_S", 0.3)
+    for limit in ("SOCKETS_S", "LOGS_S", "LOCKS_S", "GPU_S", "GPU_GRACE_S"):
+        monkeypatch.setattr(surroundings, limit, 0.3)
     monkeypatch.setattr(inside, "LOCKS_S", 0.3)
     monkeypatch.setattr(inside, "FLIGHT_S", 0.3)
     with stuck("c_threads.py", 2, 2) as target:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from hangdoctor.collect.deadline import Trouble, call, each, patience
+from hangdoctor.collect.deadline import Trouble, call, each, patience, reader_count
 from hangdoctor.collect.flight import read_flight
 from hangdoctor.collect.locks import find_lock_waits
 from hangdoctor.collect.pyspy import is_python
@@ -32,7 +32,8 @@ def add_locks(processes: Sequence[Process]) -> tuple[tuple[Process, ...], tuple[
     asked = [process for process in processes if _waits_for_locks(process)]
     locks: dict[int, dict[int, LockWait]] = {}
     gaps = []
-    answers = each(find, asked, item_s=LOCKS_S * patience(), total_s=ALL_LOCKS_S * patience())
+    patient = patience()
+    answers = each(find, asked, item_s=LOCKS_S * patient, total_s=ALL_LOCKS_S * patient, width=reader_count())
     for process, found in answers:
         if isinstance(found, Trouble):
             reason = f"looking for the owners of its locks {found.reason}"

@@ -5,39 +5,30 @@ Every step has a deadline of its own and costs a gap at worst, so a look always 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hangdoctor.collect import dumps, filelocks, host, inside, logs, stacks
+from hangdoctor.collect import dumps, host, inside, stacks
 from hangdoctor.collect.deadline import (
     Clock,
-    Pending,
     Trouble,
     call,
     each,
-    helper_pids,
     patience,
     reader_count,
 )
-from hangdoctor.collect.files import read_files
-from hangdoctor.collect.gpu import read_gpus
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.processes import merge_gaps, read_processes
 from hangdoctor.collect.procfs import Stat, list_tids, read_table
 from hangdoctor.collect.pyspy import PySpy
 from hangdoctor.collect.schedclock import SchedulerClock
-from hangdoctor.collect.sockets import PipeEnds, read_connections, read_pipe_ends
+from hangdoctor.collect.surroundings import Surroundings, read_locks, read_logs
 from hangdoctor.collect.syscalls import decode_syscall
 from hangdoctor.collect.threads import ThreadTable, read_threads
-from hangdoctor.model import FileLock, Gap, Gpu, HostLoad, LogTail, OpenFile, Process, Snapshot, SpinSample
+from hangdoctor.model import FileLock, Gap, Gpu, HostLoad, LogTail, Process, Snapshot, SpinSample
 
 THREADS_S = 1.0
-SOCKETS_S = 3.0
-GPU_S = 3.0
-LOGS_S = 1.0
-LOCKS_S = 2.0
 
 
 class Look:
@@ -59,26 +50,30 @@ class Look:
         self._load: HostLoad | None = None
         self._paused_s = 0.0
 
-    def take(self, stats: Sequence[Stat], previous: Snapshot | None) -> Snapshot:
-        """Runs all steps on the processes of ``stats``; ``previous`` saves looking up what does not change."""
+    def take(self, stats: Sequence[Stat], visible: frozenset[int], previous: Snapshot | None) -> Snapshot:
+        """Runs all steps on the processes of ``stats``.
+
+        ``visible`` are all pids of this machine; ``previous`` saves looking up what does not change.
+        """
         known = {process.pid: process for process in previous.processes} if previous else {}
-        pids = [stat.pid for stat in stats]
-        gpus = Pending(lambda: read_gpus(GPU_S, pids=pids), GPU_S + 2.0) if self._plan.use_gpu else None
+        around = Surroundings([stat.pid for stat in stats], visible, use_gpu=self._plan.use_gpu)
         try:
             self._load = host.read_load()
             processes, gaps = read_processes(stats, self._plan.is_env_allowed, known)
             self.gaps.extend(gaps)
-            self.processes = self._with_connections(processes)
+            self.processes, gaps = around.add_connections(processes)
+            self.gaps.extend(gaps)
             self._read_threads()
             self._read_stacks()
             self._read_memory()
-            self._read_file_locks()
-            self._read_logs()
-            if gpus is not None:
-                self._take_gpus(gpus.result())
+            self._file_locks, gaps = read_locks(self.processes)
+            self.gaps.extend(gaps)
+            self._logs, gaps = read_logs(self.processes, self._plan.logs)
+            self.gaps.extend(gaps)
+            self._gpus, gaps = around.take_gpus()
+            self.gaps.extend(gaps)
         finally:
-            if gpus is not None:
-                gpus.end()
+            around.end()
         self._drop_the_gone()
         return self.snapshot()
 
@@ -94,22 +89,6 @@ class Look:
             load=self._load,
             gaps=merge_gaps(self.gaps),
             paused_s=self._paused_s,
-        )
-
-    def _with_connections(self, processes: tuple[Process, ...]) -> tuple[Process, ...]:
-        pids = [process.pid for process in processes]
-        sockets = call(lambda: read_connections(pids), SOCKETS_S)
-        ours = helper_pids()
-        pipes = call(lambda: _other_ends(pids, ours), SOCKETS_S)
-        if isinstance(sockets, Trouble):
-            self.gaps.append(Gap("sockets", "the target", f"reading its sockets {sockets.reason}", "ss -tnp"))
-            sockets = {}
-        if isinstance(pipes, Trouble):
-            self.gaps.append(Gap("pipes", "the target", f"finding the other ends {pipes.reason}", "lsof -E"))
-            pipes = {}
-        return tuple(
-            replace(process, sockets=sockets.get(process.pid, ()), files=_with_ends(process.files, pipes))
-            for process in processes
         )
 
     def _read_threads(self) -> None:
@@ -194,45 +173,6 @@ class Look:
             self.processes, gaps = inside.add_flight(self.processes)
             self.gaps.extend(gaps)
 
-    def _read_file_locks(self) -> None:
-        processes = self.processes
-        kernel = call(lambda: filelocks.read_file_locks(processes), LOCKS_S)
-        held = () if isinstance(kernel, Trouble) else kernel
-        existing = call(lambda: filelocks.find_existence_locks(processes, held), LOCKS_S)
-        for what, answer in (("/proc/locks", kernel), ("lock files", existing)):
-            if isinstance(answer, Trouble):
-                self.gaps.append(Gap("locks", "the target", f"reading {what} {answer.reason}", "lslocks"))
-        self._file_locks = held if isinstance(existing, Trouble) else (*held, *existing)
-
-    def _read_logs(self) -> None:
-        sources = list(logs.find_logs(self.processes, self._plan.logs))
-        readers = logs.piped_outputs(self.processes)
-        outside = [pid for pid in readers if pid not in {process.pid for process in self.processes}]
-        opened = {
-            pid: files
-            for pid, files in each(read_files, outside[: logs.MAX_LOGS], item_s=LOGS_S, total_s=LOGS_S)
-            if not isinstance(files, Trouble)
-        }
-        sources += logs.find_tee_logs(readers, opened)
-        tails = []
-        for source, tail in each(logs.read_tail, sources, item_s=LOGS_S, total_s=3 * LOGS_S):
-            if isinstance(tail, Trouble):
-                remedy = "Look at it yourself, or give another file with --log FILE"
-                self.gaps.append(Gap("log", source.name, f"not read: {tail.reason}", remedy))
-            else:
-                tails.append(tail)
-        self._logs = tuple(tails)
-        gap = None if sources else logs.no_log_gap(self.processes)
-        self.gaps.extend([gap] if gap else [])
-
-    def _take_gpus(self, answer: tuple[tuple[Gpu, ...], tuple[Gap, ...]] | Trouble) -> None:
-        if isinstance(answer, Trouble):
-            reason = f"reading the GPUs {answer.reason}: the driver may be wedged"
-            self.gaps.append(Gap("gpu", "this machine", reason, "nvidia-smi; dmesg | grep -i xid"))
-        else:
-            self._gpus, gaps = answer
-            self.gaps.extend(gaps)
-
     def _drop_the_gone(self) -> None:
         """A process that ended before anything could be read of it is absent, and no gap either."""
         table = read_table()
@@ -250,29 +190,6 @@ class Look:
 
 def _has_threads(process: Process) -> bool:
     return process.state not in ("Z", "X") or (process.thread_count or 0) > 1
-
-
-def _other_ends(pids: Sequence[int], helpers: frozenset[int]) -> dict[int, PipeEnds]:
-    """The ends of pipes without ourselves: a fork of a process that holds one, a test or demo, holds it too."""
-    ours = {os.getpid(), *helpers}
-    return {
-        inode: PipeEnds(
-            tuple(pid for pid in ends.readers if pid not in ours),
-            tuple(pid for pid in ends.writers if pid not in ours),
-        )
-        for inode, ends in read_pipe_ends(pids).items()
-    }
-
-
-def _with_ends(files: Sequence[OpenFile], pipes: Mapping[int, PipeEnds]) -> tuple[OpenFile, ...]:
-    """Pipes with the pids at their other end."""
-    found = []
-    for file in files:
-        ends = pipes.get(file.inode) if file.kind == "pipe" and file.inode is not None else None
-        if ends is not None:
-            file = replace(file, other_end=ends.writers if file.access == "r" else ends.readers)
-        found.append(file)
-    return tuple(found)
 
 
 def _with_tids(process: Process, dump: stacks.Dump, table: ThreadTable) -> stacks.Dump:

@@ -89,7 +89,8 @@ class _Run:
             )
         previous = self._snapshots[-1] if self._snapshots else None
         self._look = Look(self._plan, self._program, self._spins)
-        self._snapshots.append(self._look.take([table[pid] for pid in self._tree.pids], previous))
+        stats = [table[pid] for pid in self._tree.pids]
+        self._snapshots.append(self._look.take(stats, frozenset(table), previous))
 
     def _wait_until(self, moment: float) -> None:
         """Uses the pause to watch hot threads: the samples go with the look that follows."""
