@@ -44,7 +44,7 @@ def explanation(name: str, known: Knowledge) -> str | None:
         for rule in all_rules()
         if rule.id == name
     ]
-    texts += [explain_source(source) for source in SOURCES if source.id == name]
+    texts += [explain_source(source) for source in SOURCES if name in (source.id, *source.aliases)]
     return "\n\n".join(filter(None, texts)) or None
 
 
@@ -60,7 +60,7 @@ def all_ids(known: Knowledge) -> list[str]:
         *(signature.id for signature in known.signatures),
         *(cause.value for cause in Cause),
         *(rule.id for rule in all_rules()),
-        *(source.id for source in SOURCES),
+        *(name for source in SOURCES for name in (source.id, *source.aliases)),
     ]
 
 

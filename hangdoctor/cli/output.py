@@ -13,6 +13,7 @@ from typing import TextIO
 
 from hangdoctor.cli.exit_codes import CANNOT_TELL, DONE, HUNG
 from hangdoctor.cli.options import ReportChoice
+from hangdoctor.cli.streams import silence_stdout
 from hangdoctor.errors import HangdoctorError, WrongUsage
 from hangdoctor.render import RENDERERS, RenderOptions
 from hangdoctor.report import Kind, Report
@@ -37,10 +38,21 @@ def write_report(report: Report, choice: ReportChoice) -> None:
     renderer = RENDERERS[name]
     if choice.output in (None, "-"):
         text = renderer.render(report, _options(name, choice, sys.stdout, os.environ))
-        sys.stdout.write(text)
+        _print(text)
         return
     text = renderer.render(report, RenderOptions(detail=choice.detail))
     write_file(Path(choice.output or ""), text.encode())
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()  # `| head` has seen enough; the verdict still decides on the exit code.
+    except OSError as error:
+        silence_stdout()
+        raise HangdoctorError(f"the report could not be written: {error.strerror}", hint="-o FILE") from error
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -77,8 +89,10 @@ def _format(choice: ReportChoice) -> str:
         return choice.format
     if choice.output in (None, "-"):
         return "terminal"
-    extension = Path(choice.output or "").suffix.lstrip(".").lower()
-    return next((name for name in RENDERERS if RENDERERS[name].extension == extension), "terminal")
+    # The longest extension that fits: x.speedscope.json is no report in JSON.
+    path = (choice.output or "").lower()
+    fitting = [name for name in RENDERERS if path.endswith(f".{RENDERERS[name].extension}")]
+    return max(fitting, key=lambda name: len(RENDERERS[name].extension), default="terminal")
 
 
 def _options(name: str, choice: ReportChoice, stream: TextIO, environ: Mapping[str, str]) -> RenderOptions:

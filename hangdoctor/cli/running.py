@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 
@@ -10,6 +9,7 @@ import click
 
 from hangdoctor.cli.exit_codes import BUG, COULD_NOT_LOOK, DONE, INTERRUPTED, USAGE
 from hangdoctor.cli.group import HANGDOCTOR, State
+from hangdoctor.cli.streams import silence_stdout
 
 
 def run_command(words: list[str]) -> int:
@@ -31,7 +31,8 @@ def run_command(words: list[str]) -> int:
         say(f"Interrupted. {state.kept}")
         code = INTERRUPTED
     except BrokenPipeError:
-        code = 0
+        silence_stdout()
+        code = DONE
     except Exception as error:
         code = _explain(error, state)
     return _flush(code)
@@ -71,14 +72,9 @@ def _flush(code: int) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # `| head` has seen enough. The interpreter would complain once more when it flushes at exit.
-        _silence()
+        silence_stdout()  # `| head` has seen enough.
     except OSError as error:
-        say(f"hangdoctor: the report could not be written: {error.strerror}")
-        _silence()
+        say(f"hangdoctor: standard output could not be written: {error.strerror}")
+        silence_stdout()
         return COULD_NOT_LOOK
     return code
-
-
-def _silence() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,6 +15,8 @@ class Source:
     """``default``, or the option that allows it."""
     without: str
     """What a diagnosis lacks without it."""
+    aliases: tuple[str, ...] = ()
+    """Other names that gaps carry."""
 
 
 SOURCES = (
@@ -29,7 +31,8 @@ SOURCES = (
     Source("locks", "who holds a lock that a thread waits for, from the memory of the process", "default",
            "A lock wait ends at the lock, not at its holder."),
     Source("flight-recorder", "PyTorch's record of collectives, from the memory of the process", "default",
-           "Which rank is behind is judged by stacks only. TORCH_NCCL_TRACE_BUFFER_SIZE=2000 turns it on."),
+           "Which rank is behind is judged by stacks only. TORCH_NCCL_TRACE_BUFFER_SIZE=2000 turns it on.",
+           ("flight recorder",)),
     Source("sockets", "which process is at the other end of a connection", "default",
            "Waits for a peer end at the connection."),
     Source("pipes", "which process is at the other end of a pipe", "default",
@@ -37,15 +40,16 @@ SOURCES = (
     Source("log", "the last lines of the log behind standard output, or of --log FILE", "default",
            "Progress that only the log shows is missed, and whether the server said that it was ready."),
     Source("nvml", "utilisation, power, memory and processes of each GPU, in a process of its own", "default",
-           "A GPU that spins at idle watts is not told from one that computes."),
-    Source("driver", "errors (Xid) and processes as the NVIDIA driver tells them", "default",
-           "A GPU that fell off the bus looks like a slow one."),
+           "A GPU that spins at idle watts is not told from one that computes.", ("gpu",)),
     Source("kernel log", "GPU errors and out-of-memory kills", "default, root",
            "Why a process vanished may stay unknown. `dmesg -T` as root shows it."),
     Source("ncclras", "which ranks NCCL misses and how far each communicator is", "--ras",
-           "Ranks on other hosts are not seen. Querying has crashed jobs with NCCL 2.26 to 2.29, so it is optional."),
+           "Ranks on other hosts are not seen. Querying has crashed jobs with NCCL 2.26 to 2.29, so it is optional.",
+           ("ras",)),
     Source("parser", "dumps and logs given to `hangdoctor analyze`", "offline",
            "The lines that it names were skipped."),
+    Source("strace", "system calls in a trace given to `hangdoctor analyze`", "offline",
+           "What a thread of the trace waits for is not known."),
     Source("bundle", "a capture saved earlier", "offline", "What was damaged is lost; the rest was read."),
     Source("collect", "the run itself", "default", "The capture was cut short."),
 )  # fmt: skip

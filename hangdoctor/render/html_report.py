@@ -105,5 +105,6 @@ def _template() -> jinja2.Template:
         finalize=lambda value: wording.clean(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     return environment.from_string(_HERE.joinpath("html_report.template.html").read_text(encoding="utf-8"))
