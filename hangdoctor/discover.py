@@ -27,7 +27,7 @@ MAX_LISTED = 12
 
 _OUTLIVES_JOBS = re.compile(
     r"(systemd|init|sshd.*|tmux.*|screen|login|su|sudo|cron|crond|atd|supervisord|runsvdir|s6-svscan|kubelet|dockerd"
-    r"|containerd.*|conmon|crio|runc|pause|slurmstepd|slurmd|jupyter.*|code-server|node|gdb)$",
+    r"|containerd.*|conmon|crio|runc|pause|slurmd|jupyter.*|code-server|node|gdb)$",
     re.IGNORECASE,
 )
 _SHELL = re.compile(r"-?(sh|bash|dash|zsh|ash|fish|ksh)$")

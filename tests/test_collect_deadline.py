@@ -151,3 +151,17 @@ def test_patience_grows_with_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     for load, expected in ((0.1, 1.0), (12.0, 3.0), (4000.0, 8.0)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert deadline.patience() == expected
+
+
+def test_without_room_for_a_child_every_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container at its pids limit: often the very host on which something hangs."""
+
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    before = set(os.listdir("/proc/self/fd"))
+    answers = list(each(len, ("a", "bb", "ccc"), item_s=20, total_s=20, width=2))
+    assert all(isinstance(answer, Trouble) and "limit on processes" in answer.reason for _, answer in answers)
+    assert len(answers) == 3
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1

@@ -30,9 +30,10 @@ def test_output_larger_than_any_pipe() -> None:
     assert len(result.stdout) == 5_000_000
 
 
-def test_missing_program_is_an_os_error() -> None:
-    with pytest.raises(FileNotFoundError):
-        run(("/no/such/program",), 1)
+def test_program_that_cannot_be_started_is_a_result() -> None:
+    result = run(("/no/such/program",), 1)
+    assert result.returncode is None
+    assert result.stderr == "/no/such/program could not be started: No such file or directory"
 
 
 def test_late_program_is_killed() -> None:

@@ -349,3 +349,13 @@ def test_spawned_children_alone_name_no_server() -> None:
     )
     assert found.find_servers() == []
     assert found.grow_tree(900_011, "x", None).server is None
+
+
+def test_all_ranks_of_a_slurm_step_are_one_job() -> None:
+    found = host(
+        KNOWLEDGE,
+        (900_001, 1, 900_001, 900_001, "slurmstepd", "slurmstepd: [123.0]"),
+        (900_002, 900_001, 900_002, 900_001, "python", "python train.py"),
+        (900_003, 900_001, 900_003, 900_001, "python", "python train.py"),
+    )
+    assert found.find_root(900_003) == 900_001

@@ -192,3 +192,18 @@ def test_signal_to_stop_during_a_look_leaves_nobody_stopped() -> None:
         os.kill(target.pid, signal.SIGCONT)
         os.waitid(os.P_PID, target.pid, os.WCONTINUED)
         assert "T" not in dumps.thread_states(target.pid).values()
+
+
+def test_host_without_room_for_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with stuck("c_hold.py") as target:
+        tree = tree_of(target.pid)
+        with monkeypatch.context() as full:
+            full.setattr(os, "fork", refuse)
+            full.setattr(os, "posix_spawn", refuse)
+            capture = take_capture(tree, ONE_LOOK)
+    (process,) = capture.snapshots[0].processes
+    assert process.state == "S" and process.rss_bytes
+    assert any("limit on processes" in gap.reason for gap in capture.snapshots[0].gaps)

@@ -183,16 +183,22 @@ def _relay(
 class _Child(Generic[T]):
     """A forked process that answers one item after the other."""
 
-    def __init__(self, pid: int, fd: int) -> None:
+    def __init__(self, pid: int, fd: int, refusal: str | None = None) -> None:
+        """``refusal``: why there is no process; every answer is that."""
         self._pid = pid
         self._fd = fd
+        self._refusal = refusal
         self._poll = select.poll()
-        self._poll.register(fd, select.POLLIN)
+        if fd >= 0:
+            self._poll.register(fd, select.POLLIN)
         self.is_lost = False
 
     @classmethod
     def fork(cls, function: Callable[[Item], T], items: Sequence[Item]) -> _Child[T]:
-        read_fd, write_fd = os.pipe()
+        try:
+            read_fd, write_fd = os.pipe()
+        except OSError as error:
+            return cls(0, -1, f"had no pipe to a helper ({error.strerror})")
         with contextlib.suppress(OSError):  # over the user's limit for pipes
             fcntl.fcntl(write_fd, _F_SETPIPE_SZ, _PIPE_BYTES)
         parent = os.getpid()
@@ -205,13 +211,18 @@ class _Child(Generic[T]):
                 pid = os.fork()
             if pid == 0:
                 _serve(function, items, write_fd, parent)
+        except OSError as error:
+            os.close(read_fd)
+            return cls(0, -1, f"had no helper process ({error.strerror}: is a limit on processes reached?)")
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
-        os.close(write_fd)
+            os.close(write_fd)
         _helpers.add(pid)
         return cls(pid, read_fd)
 
     def answer(self, seconds: float) -> T | Trouble:
+        if self._refusal is not None:
+            return Trouble(self._refusal)
         end = time.monotonic() + seconds
         try:
             is_good, size = _HEADER.unpack(self._read(_HEADER.size, end))

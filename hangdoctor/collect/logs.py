@@ -19,6 +19,7 @@ MAX_LINES = 30
 MAX_LINE_CHARS = 2000
 MAX_LOGS = 16
 _OUTPUTS = (1, 2)
+_SAVE_IT = "save it and give it with --log FILE (docker logs, kubectl logs, journalctl)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,4 @@ def no_log_gap(processes: Iterable[Process]) -> Gap | None:
     if not outputs:
         return None
     where = ", ".join(sorted(outputs))
-    return Gap(
-        "log", "the target", f"no log file: its output goes to {where}", "give its log with --log FILE"
-    )
+    return Gap("log", "the target", f"no log file: its output goes to {where}", _SAVE_IT)

@@ -30,6 +30,7 @@ class Step(str, Enum):
     SIZES = "file sizes"
 
 
+_UNKNOWN = Process(0)
 _NEEDS_MEMORY_LOCK = frozenset((Step.COMMAND, Step.MAPPINGS, Step.ENVIRON))
 """These wait for the same lock: after one did not return, the others of that process are not tried."""
 
@@ -138,11 +139,11 @@ def _add(process: Process, part: Part) -> Process:
 
 
 def overlay(base: Process, part: Process) -> Process:
-    """``base`` with every field that ``part`` sets to something."""
+    """``base`` with every field that ``part`` sets. (An empty environment is set: it was read.)"""
     changes = {
         item.name: value
         for item in fields(Process)
-        if (value := getattr(part, item.name)) not in (None, (), {}) and item.name != "pid"
+        if (value := getattr(part, item.name)) != getattr(_UNKNOWN, item.name) and item.name != "pid"
     }
     return replace(base, **changes)
 

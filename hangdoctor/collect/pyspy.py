@@ -87,13 +87,11 @@ def find_py_spy() -> PySpy | Gap:
     remedy = f"{sys.executable} -m pip install 'py-spy>=0.4.1'"
     if path is None:
         return Gap("py-spy", "this machine", "py-spy is not installed, so there are no Python stacks", remedy)
-    try:
-        answer = run((path, "--version"), 3.0)
-    except OSError as error:
-        return Gap("py-spy", "this machine", f"{path} does not start: {error.strerror}", remedy)
+    answer = run((path, "--version"), 3.0)
     found = re.search(rb"\d+\.\d+[\w.]*", answer.stdout)
     if found is None:
-        return Gap("py-spy", "this machine", f"{path} --version says {answer.stdout[:80]!r}", remedy)
+        said = (answer.stderr or answer.stdout.decode("utf-8", "backslashreplace")).strip()[:80]
+        return Gap("py-spy", "this machine", f"{path} --version says {said or 'nothing'}", remedy)
     return PySpy(path, found[0].decode())
 
 
@@ -149,6 +147,11 @@ def _words(pid: int, failure: Failure, result: Result[int], *, is_resting: bool)
     if failure is Failure.MOVING:
         reason = f"no stacks: they change too fast to be read ({tries} tries), so this process runs"
         return reason, "--allow-pause reads them while it is stopped for some milliseconds"
+    if failure is Failure.TIMEOUT and not result.duration_s:
+        return (
+            f"no stacks: {result.stderr}",
+            "Try again: `ulimit -u`, or the container's pids limit, may be full.",
+        )
     if failure is Failure.TIMEOUT:
         return (
             f"no stacks: py-spy was killed after {result.duration_s:.1f} s",

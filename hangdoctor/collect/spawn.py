@@ -91,8 +91,9 @@ def run_all(
             now = time.monotonic()
             if now >= end:
                 waiting, left = [], waiting
-                yield from (_never_ran(job) for job in left)
-            waiting = _start(waiting, running, poll, width, now, is_nice)
+                yield from (_never_ran(job, "no time was left") for job in left)
+            waiting, refused = _start(waiting, running, poll, width, now, is_nice)
+            yield from refused
             for done in _wait(waiting, running, poll, min(end, now + 1.0), is_over=now >= end):
                 pause = again(done)
                 if pause is None or time.monotonic() >= end:
@@ -113,17 +114,22 @@ def _start(
     width: int,
     now: float,
     is_nice: bool,
-) -> list[Job[Key]]:
-    """Starts what is due; returns what still waits."""
-    later = []
+) -> tuple[list[Job[Key]], list[Result[Key]]]:
+    """Starts what is due; returns what still waits, and what the system refuses to start."""
+    later: list[Job[Key]] = []
+    refused: list[Result[Key]] = []
     for job in waiting:
         if len(running) >= width or job.not_before > now:
             later.append(job)
             continue
-        child = _Running(job, is_nice)
+        try:
+            child = _Running(job, is_nice)
+        except OSError as error:
+            refused.append(_never_ran(job, f"{job.command[0]} could not be started: {error.strerror}"))
+            continue
         running[child.stderr] = child
         poll.register(child.stderr, select.POLLIN)
-    return later
+    return later, refused
 
 
 def _wait(
@@ -151,8 +157,8 @@ def _wait(
     return [child.end(is_killed=is_killed) for child, is_killed in done]
 
 
-def _never_ran(job: Job[Key]) -> Result[Key]:
-    return Result(job, None, b"", "no time was left", time.time(), 0.0)
+def _never_ran(job: Job[Key], why: str) -> Result[Key]:
+    return Result(job, None, b"", why, time.time(), 0.0)
 
 
 class _Running(Generic[Key]):
