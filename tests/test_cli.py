@@ -120,7 +120,7 @@ def test_starting_imports_click_and_little_else() -> None:
         check=True,
     )
     extra = {name for name in loaded - set(base.stdout.split()) if not name.startswith("hangdoctor.cli")}
-    assert extra <= {"hangdoctor", "gc", "locale", "_locale"}
+    assert extra <= {"hangdoctor", "__future__", "gc", "locale", "_locale"}
 
 
 def test_help_and_version_cost_no_more_than_importing_click() -> None:
@@ -420,7 +420,7 @@ def test_no_artefact_of_a_live_process_holds_its_secrets(tmp_path: Path) -> None
     command, environ, lines = command_line(canary), environment(canary), log_lines(canary)
     leak = command[command.index("--api-key") + 1]
     assert len(canary.planted) >= 40
-    variables = {name: value for name, value in environ.items() if value}
+    variables = {name: value for name, value in environ.items() if value} | {"E_FOLDER": str(tmp_path)}
     with stuck(
         "e_secrets.py", *command[3:], env={**variables, "E_LOG": "\n".join(lines), "E_LEAK": leak}
     ) as program:

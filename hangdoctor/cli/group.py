@@ -7,7 +7,7 @@ from importlib import import_module
 
 import click
 
-from hangdoctor.cli.exit_codes import EXIT_CODES
+from hangdoctor.cli.exit_codes import EXIT_CODES, USAGE
 
 _COMMANDS = {
     "attach": ("attach", "Is a running server or job hung, and who holds it up?"),
@@ -57,6 +57,13 @@ class State:
 
 
 class _Group(click.Group):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            # Wrong usage in every version of click, not only from 8.2 on.
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(USAGE)
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -111,5 +118,4 @@ HANGDOCTOR = _Group(
     name="hangdoctor",
     params=[_VERSION],
     context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
 )

@@ -123,7 +123,7 @@ class _Page:
         text = Text.assemble(*parts)
         wrapped = wrap(text, self.width - max(indent, hanging))
         for number, line in enumerate(wrapped):
-            self.lines.append(Text(" " * (hanging if number else indent)) + line)
+            self.lines.append(Text(" " * (hanging if number else indent)).append_text(line))
 
     def row(self, cells: Iterable[Text], widths: Iterable[int], indent: int = 2) -> None:
         """Cells side by side, each wrapped in its own column."""
@@ -133,7 +133,7 @@ class _Page:
             line = Text(" " * indent)
             for part, size in zip(parts, sizes, strict=True):
                 cell = part or Text()
-                line += cell + Text(" " * (max(size - cell_len(cell.plain), 0) + 2))
+                line.append_text(cell).append(" " * (max(size - cell_len(cell.plain), 0) + 2))
             line.rstrip()
             self.lines.append(line)
 

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import sys
-import tempfile
 import threading
 
 import handshake
@@ -16,7 +15,8 @@ def wait_in_a_thread(name):
 
 
 log_lines, leak = os.environ["E_LOG"], os.environ["E_LEAK"]
-folder = tempfile.mkdtemp(prefix=f"{leak}-")
+folder = os.path.join(os.environ["E_FOLDER"], f"run-{leak}")
+os.makedirs(folder)
 open_file = open(os.path.join(folder, f"weights-{leak}.bin"), "w+b")  # noqa: SIM115
 open_file.write(b"x" * 4096)
 open_file.flush()
