@@ -166,6 +166,33 @@ def test_pausing_reads_what_moves_and_leaves_nothing_stopped() -> None:
     assert not set(states.values()) & {"T", "t"}
 
 
+@pytest.mark.parametrize(("may_pause", "words"), [(True, ("c_threads.py", 2, 2)), (False, ("c_spin.py", 1))])
+def test_stacks_that_always_move_are_tried_five_times_then_stopped_if_allowed(
+    may_pause: bool, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = dumps.command
+    tries = tmp_path / "tries"
+    fails = f"echo x >> {tries}; echo 'Error: Failed to copy PyCodeObject\n  Bad address (os error 14)' >&2; exit 1"
+
+    def always_moving(program: PySpy, pid: int, mode: dumps.Mode) -> tuple[str, ...]:
+        return ("/bin/sh", "-c", fails) if mode is dumps.Mode.NONBLOCKING else real(program, pid, mode)
+
+    monkeypatch.setattr(dumps, "command", always_moving)
+    with stuck(*words) as target:
+        (snapshot,) = take_capture(tree_of(target.pid), replace(ONE_LOOK, allow_pause=may_pause)).snapshots
+        states = dumps.thread_states(target.pid)
+    assert len(tries.read_text().split()) == 5
+    assert not set(states.values()) & {"T", "t"}
+    gaps = [gap for gap in snapshot.gaps if gap.source.startswith("py-spy")]
+    stacks = [thread.stack for process in snapshot.processes for thread in process.threads if thread.stack]
+    if may_pause:
+        assert not gaps and {stack.method for stack in stacks} == {Method.PY_SPY_BLOCKING}
+        assert snapshot.paused_s is not None and snapshot.paused_s > 0
+    else:
+        assert not stacks and snapshot.paused_s == 0.0
+        assert "5 tries" in gaps[0].reason and "--allow-pause" in (gaps[0].remedy or "")
+
+
 @pytest.mark.parametrize("mode", [dumps.Mode.BLOCKING, dumps.Mode.NATIVE])
 def test_stopped_processes_are_never_stopped_again(mode: dumps.Mode) -> None:
     with stuck("c_hold.py") as target:
