@@ -36,7 +36,7 @@ _PIPE_BYTES = 1 << 20
 """The most that an ordinary user may have: a child works on while we read the answers of another."""
 _NOT_TRIED = "was not tried, for an earlier read that needs the same lock did not return"
 _REAP_S = 0.2
-_MAX_PATIENCE = 8.0
+_MAX_PATIENCE = 4.0
 _MAX_READERS = 8
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _helpers: set[int] = set()
@@ -70,7 +70,7 @@ def reader_count() -> int:
 
 
 def patience() -> float:
-    """By how much deadlines are stretched on a busy host: runnable tasks a core, 1 to 8."""
+    """By how much deadlines are stretched on a busy host: runnable tasks a core, 1 to 4."""
     try:
         return min(_MAX_PATIENCE, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     except OSError:

@@ -22,7 +22,7 @@ _SHORTEST_SPIN_S = 0.3
 _HOT_S = 0.02
 
 
-def add_locks(processes: Sequence[Process]) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
+def add_locks(processes: Sequence[Process], limit_s: float) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
     """The processes with the lock on every thread that waits for one, and whose memory did not answer."""
     pids = tuple(process.pid for process in processes)
 
@@ -33,7 +33,13 @@ def add_locks(processes: Sequence[Process]) -> tuple[tuple[Process, ...], tuple[
     locks: dict[int, dict[int, LockWait]] = {}
     gaps = []
     patient = patience()
-    answers = each(find, asked, item_s=LOCKS_S * patient, total_s=ALL_LOCKS_S * patient, width=reader_count())
+    answers = each(
+        find,
+        asked,
+        item_s=LOCKS_S * patient,
+        total_s=min(limit_s, ALL_LOCKS_S * patient),
+        width=reader_count(),
+    )
     for process, found in answers:
         if isinstance(found, Trouble):
             reason = f"looking for the owners of its locks {found.reason}"
@@ -63,13 +69,13 @@ def _with_threads(process: Process, change: Callable[[Thread, int], Thread]) -> 
     return replace(process, threads=threads)
 
 
-def add_flight(processes: Sequence[Process]) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
+def add_flight(processes: Sequence[Process], limit_s: float) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
     """The processes with the newest and pending entries of torch's Flight Recorder, and why some have none."""
     asked = [process.pid for process in processes if process.threads and is_python(process)]
     found: dict[int, tuple[FlightEntry, ...]] = {}
     gaps = []
     for pid, answer in each(
-        read_flight, asked, item_s=FLIGHT_S * patience(), total_s=ALL_FLIGHTS_S * patience()
+        read_flight, asked, item_s=FLIGHT_S * patience(), total_s=min(limit_s, ALL_FLIGHTS_S * patience())
     ):
         if isinstance(answer, Trouble):
             remedy = "start the server with TORCH_NCCL_DUMP_ON_TIMEOUT=1, and give its dump to `hangdoctor analyze`"

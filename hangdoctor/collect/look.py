@@ -59,7 +59,7 @@ class Look:
         around = Surroundings([stat.pid for stat in stats], visible, use_gpu=self._plan.use_gpu)
         try:
             self._load = host.read_load()
-            processes, gaps = read_processes(stats, self._plan.is_env_allowed, known)
+            processes, gaps = read_processes(stats, self._plan.is_env_allowed, known, self._clock.left())
             self.gaps.extend(gaps)
             self.processes, gaps = around.add_connections(processes)
             self.gaps.extend(gaps)
@@ -167,10 +167,10 @@ class Look:
     def _read_memory(self) -> None:
         self.processes = inside.add_spins(self.processes, self._spins)
         if self._plan.use_locks:
-            self.processes, gaps = inside.add_locks(self.processes)
+            self.processes, gaps = inside.add_locks(self.processes, self._clock.left())
             self.gaps.extend(gaps)
         if self._plan.use_flight:
-            self.processes, gaps = inside.add_flight(self.processes)
+            self.processes, gaps = inside.add_flight(self.processes, self._clock.left())
             self.gaps.extend(gaps)
 
     def _drop_the_gone(self) -> None:

@@ -92,8 +92,9 @@ def read_processes(
     stats: Sequence[Stat],
     is_env_allowed: Callable[[str], bool],
     known: Mapping[int, Process],
+    limit_s: float = ALL_STEPS_S,
 ) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
-    """All processes of ``stats`` without their threads, and what could not be read. Ends after 6 s at the latest.
+    """All processes of ``stats`` without their threads, and what could not be read, within ``limit_s`` seconds.
 
     ``known``: the same processes at the last look (versions are not looked up again).
     """
@@ -111,7 +112,7 @@ def read_processes(
         read_step,
         wanted,
         item_s=STEP_S * patience,
-        total_s=ALL_STEPS_S * patience,
+        total_s=min(limit_s, ALL_STEPS_S * patience),
         width=deadline.reader_count(),
         belongs_to=lambda want: want.pid,
         is_pointless=_is_pointless,
