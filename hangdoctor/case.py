@@ -130,6 +130,13 @@ class Member:
         return next(look for look in reversed(self.looks) if look is not None)
 
     @property
+    def cpu_share(self) -> float | None:
+        """CPU time of all its threads over wall time: a library may work in threads of its own."""
+        shares = [track.demand_share for track in self.threads]
+        known = [share for share in shares if share is not None]
+        return sum(known) if known else None
+
+    @property
     def is_gone(self) -> bool:
         """It was there at an earlier look and is not at the last."""
         return self.looks[-1] is None

@@ -223,8 +223,10 @@ def test_a_file_position_that_advances_makes_the_laggard_slow() -> None:
     assert report.verdict.kind is Kind.SLOW
     assert culprit_ranks(report) == {ODD}
     progress = report.verdict.progress
-    assert progress is not None and progress.percent == pytest.approx(100 * 300 / 1024, abs=0.1)
-    assert progress.eta_s == pytest.approx((1024 - 300) / (140 / 7), rel=0.01)
+    whole = (11 + 300 / 1024) / 61
+    assert progress is not None and progress.percent == pytest.approx(100 * whole, abs=0.1)
+    assert progress.rate == pytest.approx((200 << 20) / 10, rel=0.01)
+    assert progress.eta_s == pytest.approx((1 - whole) * 61 * 1024 / 20, rel=0.01)
     assert "shard 12 of 61" in (progress.what or "")
 
 

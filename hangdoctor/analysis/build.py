@@ -9,8 +9,8 @@ from hangdoctor.analysis import identify
 from hangdoctor.analysis.activity import classify
 from hangdoctor.analysis.identify import FOREIGN, PARENT, PROCESS, Identity
 from hangdoctor.analysis.lead import choose_lead
+from hangdoctor.analysis.loads import Pair
 from hangdoctor.analysis.progress import (
-    Pair,
     compare_views,
     compile_progress,
     movement_of,

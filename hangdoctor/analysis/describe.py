@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hangdoctor.analysis.findings import Suspect
-from hangdoctor.analysis.waits import is_dead, is_stopped
+from hangdoctor.analysis.standing import is_dead, is_stopped
 from hangdoctor.case import Member, Movement, ThreadTrack, naming_frame
 from hangdoctor.knowledge.catalogue import Stage
 from hangdoctor.model import Activity, Frame, Stack

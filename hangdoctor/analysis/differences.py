@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from hangdoctor.analysis.build import build_case
 from hangdoctor.analysis.describe import name_frame, name_thread
-from hangdoctor.analysis.progress import describe_progress, log_progress
+from hangdoctor.analysis.log_moves import log_progress
+from hangdoctor.analysis.progress import describe_progress
 from hangdoctor.case import Member, Movement, ThreadTrack, naming_frame
 from hangdoctor.errors import WrongUsage
 from hangdoctor.knowledge import Knowledge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hangdoctor.analysis.describe import name_member, name_stack, name_thread
 from hangdoctor.analysis.findings import Suspect
 from hangdoctor.analysis.progress import same_stack
-from hangdoctor.analysis.waits import is_dead
+from hangdoctor.analysis.standing import is_dead
 from hangdoctor.case import Case, Member, ThreadTrack
 from hangdoctor.model import FlightEntry, Stack
 from hangdoctor.report import Evidence, ProgressClass

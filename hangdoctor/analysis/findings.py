@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hangdoctor.analysis.gpu import GpuStatement
-from hangdoctor.analysis.progress import LogMove
+from hangdoctor.analysis.log_moves import LogMove
 from hangdoctor.analysis.waits import Node, WaitGraph
 from hangdoctor.case import Case, Member, ThreadTrack
 from hangdoctor.report import Cause, Confidence, Kind, Progress

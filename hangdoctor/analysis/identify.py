@@ -80,7 +80,7 @@ def _identify(
     rank: Rank | None = None
     for process in reversed([look for look in looks if look is not None]):
         match = knowledge.find_role(process, server) or _role_by_stack(process, knowledge, server)
-        if match is None or (server is None and match.role.server in knowledge.servers):
+        if match is None or (server is None and _is_of_a_server(match.role, knowledge)):
             continue  # one process alone does not make a server: any Python program may spawn children
         role = role or match.role
         if rank is None and match.rank is not None and match.role.kind is RoleKind.RANK:
@@ -93,6 +93,12 @@ def _identify(
     if rank is not None and key.host is not None and rank.host is None:
         rank = replace(rank, host=key.host)
     return Identity(key, looks, role, rank)
+
+
+def _is_of_a_server(role: Role, knowledge: Knowledge) -> bool:
+    """Whether a role exists in one engine only. RANK in the environment makes a rank without any launcher."""
+    known = knowledge.servers.get(role.server)
+    return known is not None and known.kind == "engine"
 
 
 def _role_by_stack(process: Process, knowledge: Knowledge, server: str | None) -> RoleMatch | None:

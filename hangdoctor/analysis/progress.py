@@ -1,27 +1,19 @@
 """What moved between the looks: per thread (did it run, did its stack change) and per process (bytes, files, faults).
 
 The strongest class wins and classes are never added up: a thousand context switches are not one byte read.
-Facts and traps behind each rule: a cached file reads 0 bytes from disk (so positions and ``rchar`` count),
-``pread`` moves no position, a mapped file moves neither (so residency and major faults count), a heartbeat
-line is not progress but an advancing number is.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 
+from hangdoctor.analysis.loads import LOAD_RATE_BYTES_S, Pair, load_moves, write_moves
 from hangdoctor.case import Movement, ThreadView, Window
-from hangdoctor.model import FlightEntry, LogTail, OpenFile, Process, Snapshot, Stack
+from hangdoctor.model import FlightEntry, Process, Stack
 from hangdoctor.report import Progress, ProgressClass
 
 MIB = 1 << 20
-SMALLEST_FILE_BYTES = 64 * 1024
-"""A file below this size is configuration, not a load."""
-LOAD_RATE_BYTES_S = 256 * 1024
-"""Reads below this rate are housekeeping (a watchdog reading /proc), not a load."""
 CYCLING_SWITCHES_S = 5.0
 """Wake-ups per second from which an unchanged stack is an event loop. An idle SGLang scheduler makes hundreds,
 one that waits for a stopped peer one or two (8 in 6 s, measured; a ptrace stop by another tool adds some)."""
@@ -36,24 +28,6 @@ RESTING_SHARE = 0.05
 """Share of one core below which a thread rests."""
 
 _ORDER = (ProgressClass.PROOF, ProgressClass.WEAK, ProgressClass.ACTIVITY, ProgressClass.NONE)
-_SHARD = re.compile(r"(\d+)-of-(\d+)")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_COUNT = re.compile(
-    r"(?<![\d./:])(\d+(?:\.\d+)?)\s*(?:/\s*\d|%|of \d)"
-    r"|(?:step|iter(?:ation)?|epoch|batch|layer|shard|token|sample|request)s?[ #:=]+(\d+)",
-    re.IGNORECASE,
-)
-_BAR = re.compile(r"[\u2588-\u258f#=>|]{2,}[\s|]*")
-_CLOCK = re.compile(r"\d{1,4}[-/:.]\d{1,2}[-/:.]\d{1,4}[ T]?[\d:.,]*")
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The same process at two successive looks."""
-
-    before: Process
-    after: Process
-    seconds: float
 
 
 def strongest(candidates: Sequence[Progress]) -> Progress:
@@ -142,80 +116,13 @@ def progress_of(pairs: Sequence[Pair], is_loading: bool) -> Progress:
 
 
 def _moves(pair: Pair, is_loading: bool) -> Iterator[Progress]:
-    yield from _file_moves(pair)
-    yield from _mapping_moves(pair)
+    yield from load_moves(pair)
+    yield from write_moves(pair)
     yield from _collective_moves(pair)
     yield from _stream_moves(pair)
     if is_loading:
         yield from _anonymous_load_moves(pair)
     yield from _weak_moves(pair)
-
-
-def _file_moves(pair: Pair) -> Iterator[Progress]:
-    old = {(f.fd, f.target): f for f in pair.before.files}
-    for new in pair.after.files:
-        if new.kind != "file" or new.fd in (0, 1, 2) or new.position is None:
-            continue
-        previous = old.get((new.fd, new.target))
-        if previous is None or previous.position is None or new.position <= previous.position:
-            continue
-        rate = (new.position - previous.position) / pair.seconds if pair.seconds else None
-        if new.access == "w":
-            if not new.target.endswith(".log"):
-                what = f"writes {_name(new.target)}"
-                yield Progress(ProgressClass.PROOF, what, rate, "bytes/s")
-        elif new.size_bytes and new.size_bytes >= SMALLEST_FILE_BYTES:
-            yield _load(new, new.position, new.size_bytes, rate)
-    yield from _next_shard(pair, old)
-
-
-def _next_shard(pair: Pair, old: dict[tuple[int, str], OpenFile]) -> Iterator[Progress]:
-    """A newly opened numbered shard means that the previous ones are done."""
-    known = {target for _, target in old}
-    for new in pair.after.files:
-        shard = _SHARD.search(new.target)
-        if shard and new.target not in known and known:
-            number, total = int(shard[1]), int(shard[2])
-            if 0 < number <= total:
-                yield Progress(
-                    ProgressClass.PROOF,
-                    f"opened {_name(new.target)} (shard {number} of {total})",
-                    percent=100.0 * (number - 1) / total,
-                )
-
-
-def _mapping_moves(pair: Pair) -> Iterator[Progress]:
-    old = {m.path: m.resident_bytes for m in pair.before.mapped}
-    for new in pair.after.mapped:
-        before = old.get(new.path)
-        if before is None or new.resident_bytes is None or new.resident_bytes <= before:
-            continue
-        rate = (new.resident_bytes - before) / pair.seconds if pair.seconds else None
-        if new.size_bytes:
-            percent = min(100.0, 100.0 * new.resident_bytes / new.size_bytes)
-            left = max(0, new.size_bytes - new.resident_bytes)
-            yield Progress(
-                ProgressClass.PROOF,
-                f"has {percent:.0f} % of {_name(new.path)} in memory",
-                rate,
-                "bytes/s",
-                percent,
-                left / rate if rate else None,
-            )
-
-
-def _load(file: OpenFile, position: int, size: int, rate: float | None) -> Progress:
-    percent = min(100.0, 100.0 * position / size)
-    shard = _SHARD.search(file.target)
-    where = f", shard {int(shard[1])} of {int(shard[2])}" if shard else ""
-    return Progress(
-        ProgressClass.PROOF,
-        f"has read {percent:.0f} % of {_name(file.target)}{where}",
-        rate,
-        "bytes/s",
-        percent,
-        (size - position) / rate if rate else None,
-    )
 
 
 def _collective_moves(pair: Pair) -> Iterator[Progress]:
@@ -329,58 +236,6 @@ def compile_progress(before: Sequence[Process], after: Sequence[Process], second
 
 def _steps(processes: Collection[object]) -> str:
     return f"{len(processes)} build step{'s' if len(processes) != 1 else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class LogMove:
-    """What the logs did over all looks."""
-
-    kind: ProgressClass
-    text: str | None
-    """The newest line that is news."""
-    pids: tuple[int, ...] = ()
-    """Who writes that log."""
-
-
-def log_progress(snapshots: Sequence[Snapshot]) -> LogMove:
-    """Whether the target's logs say something new: a count that advances is proof, repeated text is not."""
-    best = LogMove(ProgressClass.NONE, None)
-    for earlier, later in pairwise(snapshots):
-        old = {log.path: log for log in earlier.logs}
-        for log in later.logs:
-            previous = old.get(log.path)
-            if previous is not None and log.lines != previous.lines:
-                move = _compare_logs(previous, log)
-                if _ORDER.index(move.kind) <= _ORDER.index(best.kind):
-                    best = move
-    return best
-
-
-def _compare_logs(before: LogTail, after: LogTail) -> LogMove:
-    seen = set(before.lines)
-    fresh = [line for line in after.lines if line not in seen]
-    known = {_mask(line): line for line in before.lines}
-    for line in reversed(fresh):
-        twin = known.get(_mask(line))
-        if twin is not None and any(b > a for a, b in zip(_counts(twin), _counts(line), strict=False)):
-            return LogMove(ProgressClass.PROOF, line, after.pids)
-    unheard = [line for line in fresh if _mask(line) not in known]
-    if unheard:
-        return LogMove(ProgressClass.WEAK, unheard[-1], after.pids)
-    return LogMove(ProgressClass.ACTIVITY, fresh[-1] if fresh else None, after.pids)
-
-
-def _mask(line: str) -> str:
-    return _NUMBER.sub("#", _BAR.sub("", _CLOCK.sub("@", line)))
-
-
-def _counts(line: str) -> list[float]:
-    """The numbers that count something: ``17/100``, ``17 %``, ``step 17``; not times, ports or sizes."""
-    return [float(next(part for part in match if part)) for match in _COUNT.findall(_CLOCK.sub("@", line))]
-
-
-def _name(path: str) -> str:
-    return path.rsplit("/", 1)[-1]
 
 
 def _delta(before: int | None, after: int | None) -> int | None:

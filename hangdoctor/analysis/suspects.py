@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hangdoctor.analysis.findings import Suspect
-from hangdoctor.analysis.waits import Node, WaitGraph, is_dead, is_idle, is_settled, is_stopped
+from hangdoctor.analysis.standing import is_dead, is_idle, is_settled, is_stopped
+from hangdoctor.analysis.waits import Node, WaitGraph
 from hangdoctor.case import Case, Member, Movement
 from hangdoctor.knowledge.catalogue import RoleKind, Stage
 from hangdoctor.model import Activity

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from hangdoctor.analysis.describe import doing, name_member, name_thread
+from hangdoctor.analysis.edges import find_edges
 from hangdoctor.analysis.evidence import EvidenceBook, cite_suspect, cite_victims
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
 from hangdoctor.analysis.gpu import read_gpu_snapshots
-from hangdoctor.analysis.progress import log_progress
+from hangdoctor.analysis.log_moves import log_progress
 from hangdoctor.analysis.rules import all_rules
+from hangdoctor.analysis.standing import is_dead, is_stopped
 from hangdoctor.analysis.suspects import find_suspects
-from hangdoctor.analysis.waits import Node, build_graph, is_dead, is_stopped
+from hangdoctor.analysis.waits import Node, build_graph
 from hangdoctor.case import Case, Member, naming_frame
 from hangdoctor.report import Confidence, Culprit, Kind, Verdict, Victim
 
 _MOST_CULPRITS = 8
+_REFUTES_SLOW = "the same numbers, lines and build steps again in a longer look"
 
 
 def assess(case: Case) -> Situation:
     """Everything the rules look at."""
-    graph = build_graph(case)
+    graph = build_graph(find_edges(case))
     suspects, is_waited_for = find_suspects(case, graph)
     snapshots = case.capture.snapshots
     return Situation(
@@ -52,15 +55,21 @@ def write_verdict(situation: Situation, book: EvidenceBook) -> tuple[Verdict, Fi
         culprits=culprits,
         victims=tuple(_victim(situation, m) for m in victims),
         progress=finding.progress,
-        refuted_by=(rule.refuted_by,),
+        refuted_by=(_REFUTES_SLOW if finding.kind is Kind.SLOW else rule.refuted_by,),
         alternatives=tuple(
             f"{f.kind.value} ({f.confidence.value}): {summarize(f, ())}"
             for r, f in others
-            if r.id != "undecided" and (f.kind, f.cause) != (finding.kind, finding.cause)
+            if r.id != "undecided" and not _is_about_the_same(f, finding)
         ),
         rule=rule.id,
     )
     return verdict, finding
+
+
+def _is_about_the_same(other: Finding, finding: Finding) -> bool:
+    """A second rule that accuses the same processes of the same, or of part of it, is no alternative."""
+    accused = {s.member.key for s in finding.suspects}
+    return other.kind is finding.kind and {s.member.key for s in other.suspects} <= accused
 
 
 def _needs_one_look(finding: Finding) -> bool:

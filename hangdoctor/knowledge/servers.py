@@ -36,6 +36,8 @@ class ServerFinder:
             return self._by_stack(process)
         if found.role.kind in (RoleKind.COMPILER, RoleKind.HELPER):
             return None
+        if found.role.server == "torchrun" and found.role.kind is RoleKind.RANK:
+            return None  # RANK in the environment is every torch job's; only an agent makes it torchrun's
         known = self._servers.get(found.role.server)
         return known.name if known is not None and known.kind != "library" else None
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hangdoctor.analysis.charges import LEAST_STILLNESS_S
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
-from hangdoctor.analysis.judge import LEAST_STILLNESS_S
-from hangdoctor.analysis.waits import collective_name, in_collective, is_idle, is_settled
+from hangdoctor.analysis.standing import collective_name, in_collective, is_idle, is_settled
 from hangdoctor.case import Case, Member
 from hangdoctor.knowledge.catalogue import Phase
 from hangdoctor.model import Activity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels, fold_numbers
-from hangdoctor.analysis.waits import is_dead, is_settled
+from hangdoctor.analysis.standing import is_dead, is_settled
 from hangdoctor.case import Case, Member
 from hangdoctor.knowledge.catalogue import RoleKind
 from hangdoctor.model import Activity

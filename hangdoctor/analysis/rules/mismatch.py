@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
-from hangdoctor.analysis.waits import collective_name, in_collective, is_idle, is_settled
+from hangdoctor.analysis.standing import collective_name, in_collective, is_idle, is_settled
 from hangdoctor.case import Case, Member
 from hangdoctor.model import Activity, FlightEntry
 from hangdoctor.report import Cause, Confidence, Kind

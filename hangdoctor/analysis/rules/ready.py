@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangdoctor.analysis.findings import Finding, Rule, Situation
 from hangdoctor.analysis.folding import fold_labels
-from hangdoctor.analysis.waits import is_idle, is_stopped
+from hangdoctor.analysis.standing import is_idle, is_stopped
 from hangdoctor.case import Member, Movement
 from hangdoctor.knowledge.catalogue import Stage
 from hangdoctor.report import Cause, Confidence, Kind, ProgressClass

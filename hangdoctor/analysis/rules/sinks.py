@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hangdoctor.analysis.charges import Charge
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
-from hangdoctor.analysis.judge import Charge, judge
+from hangdoctor.analysis.judge import judge
 from hangdoctor.analysis.waits import EdgeKind
 from hangdoctor.report import Confidence, Kind, ProgressClass
 

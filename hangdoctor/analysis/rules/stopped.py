@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
-from hangdoctor.analysis.waits import is_stopped
+from hangdoctor.analysis.standing import is_stopped
 from hangdoctor.report import Cause, Confidence, Kind
 
 

@@ -1,0 +1,324 @@
+"""Every single wait: who waits for whom, why, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hangdoctor.analysis.identify import CHILD, FOREIGN
+from hangdoctor.analysis.standing import (
+    collective_name,
+    in_collective,
+    is_behind,
+    is_dead,
+    is_idle,
+    is_settled,
+    is_stopped,
+    same_dp,
+    same_group,
+)
+from hangdoctor.analysis.waits import Edge, EdgeKind, Node, lead_node
+from hangdoctor.case import Case, Member
+from hangdoctor.knowledge.catalogue import RoleKind, Stage
+from hangdoctor.model import Activity
+from hangdoctor.report import Strength
+
+_WAITING_KINDS = (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER)
+"""A compiler that waits for its compiler, or a resource tracker for its parent, is nobody's news."""
+
+
+def find_edges(case: Case) -> Iterator[Edge]:
+    """Every wait of every process and of every thread in a lock; the same one may come twice."""
+    for member in case.members:
+        yield from _lock_edges(case, member)
+        if member.kind not in _WAITING_KINDS or is_stopped(member) or is_dead(member) or is_idle(member):
+            continue
+        yield from _lock_file_edges(case, member)  # a polled lock: a wait is a wait, however short so far
+        if not is_settled(member.lead):
+            continue
+        yield from _collective_edges(case, member)
+        yield from _gpu_edges(case, member)
+        yield from _phase_edges(case, member)
+        yield from _child_edges(case, member)
+        yield from _connection_edges(case, member)
+
+
+# -- locks ---------------------------------------------------------------------------------------
+
+
+def _lock_edges(case: Case, member: Member) -> Iterator[Edge]:
+    for track in member.threads:
+        lock = track.last.thread.lock
+        if lock is None or lock.owner_tid is None or track.tid is None or not is_settled(track):
+            continue
+        owner = _find_thread(case, member, lock.owner_pid, lock.owner_tid)
+        if owner is None or owner == Node(member.key, track.tid):
+            continue
+        strength = {"recorded": Strength.CERTAIN, "value-stack": Strength.LIKELY}.get(
+            lock.owner_how or "", Strength.POSSIBLE
+        )
+        yield Edge(
+            EdgeKind.LOCK,
+            Node(member.key, track.tid),
+            owner,
+            f"a {lock.kind} it holds",
+            f"{lock.address:#x}",
+            strength,
+        )
+
+
+def _find_thread(case: Case, member: Member, pid: int | None, tid: int) -> Node | None:
+    candidates = [member] if pid in (None, member.pid) else [m for m in case.members if m.pid == pid]
+    for candidate in candidates:
+        for track in candidate.threads:
+            if track.tid == tid:
+                return Node(candidate.key, tid)
+        if candidate is not member and candidate.key.host == member.key.host:
+            return lead_node(candidate)
+    return None
+
+
+# -- collectives ---------------------------------------------------------------------------------
+
+
+def _collective_edges(case: Case, member: Member) -> Iterator[Edge]:
+    if member.kind is not RoleKind.RANK or not in_collective(member):
+        return
+    name = collective_name(member)
+    peers = [m for m in case.ranks if m is not member]
+    near = [m for m in peers if same_group(member.rank, m.rank)]
+    outside = _outside(near, name) or _outside(peers, name)
+    for peer in outside:
+        sure = is_stopped(peer) or is_dead(peer) or is_behind(peer, member)
+        yield Edge(
+            EdgeKind.COLLECTIVE,
+            lead_node(member),
+            lead_node(peer),
+            f"in {name}",
+            name,
+            Strength.CERTAIN if sure else Strength.LIKELY,
+        )
+    if not outside and case.expected_world is not None and case.expected_world > len(case.ranks):
+        missing = case.expected_world - len(case.ranks)
+        yield Edge(
+            EdgeKind.COLLECTIVE,
+            lead_node(member),
+            None,
+            f"in {name}: {missing} ranks that were not seen here",
+            name,
+            Strength.POSSIBLE,
+        )
+
+
+def _outside(peers: Sequence[Member], name: str | None) -> list[Member]:
+    return [p for p in peers if not (in_collective(p) and collective_name(p) == name)]
+
+
+def _gpu_edges(case: Case, member: Member) -> Iterator[Edge]:
+    """A GPU that does not finish usually runs a collective: it waits for ranks that are behind in the same step."""
+    lead = member.lead
+    if lead is None or lead.last.activity is not Activity.WAIT_GPU or member.kind is not RoleKind.RANK:
+        return
+    for peer in case.ranks:
+        if (
+            peer is member
+            or not same_group(member.rank, peer.rank)
+            or is_idle(peer)
+            or not is_settled(peer.lead)
+        ):
+            continue
+        if _is_earlier(peer, member) and not is_behind(member, peer):
+            yield Edge(
+                EdgeKind.GPU,
+                lead_node(member),
+                lead_node(peer),
+                "its GPU runs a collective that needs both",
+                None,
+                Strength.LIKELY,
+            )
+
+
+def _is_earlier(peer: Member, member: Member) -> bool:
+    """Whether ``peer`` stands before ``member`` in the order of a step."""
+    if peer.phase is None or member.phase is None or peer.phase.stage is Stage.ASPECT:
+        waits = peer.lead.last.activity if peer.lead else None
+        return waits not in (Activity.WAIT_GPU, Activity.WAIT_COLLECTIVE)
+    if peer.phase.stage is Stage.IDLE:
+        return False  # it is done with the step and polls for the next one
+    return peer.phase.order < member.phase.order
+
+
+# -- phases that say whom they wait for ----------------------------------------------------------
+
+
+def _phase_edges(case: Case, member: Member) -> Iterator[Edge]:
+    phase = member.phase
+    aspect = member.aspect
+    lead = member.lead
+    if phase is None or lead is None or lead.last.activity not in (Activity.WAIT_PEER, Activity.WAIT_CHILD):
+        return
+    if phase.server == "python" or phase.stage is Stage.IDLE:
+        return  # a pipe or a queue does not say who is at its other end; connections do
+    from_aspect = aspect.waits_for if aspect is not None and aspect.server != "python" else None
+    waits_for = phase.waits_for or from_aspect
+    if waits_for is None:
+        return
+    for other in _awaited(case, member, waits_for):
+        yield Edge(
+            EdgeKind.PHASE,
+            lead_node(member),
+            lead_node(other),
+            phase.title,
+            None,
+            Strength.LIKELY,
+        )
+
+
+def _awaited(case: Case, member: Member, waits_for: str) -> list[Member]:
+    if waits_for == "peers":
+        return _peers_elsewhere(case, member)
+    if waits_for in ("workers", "ranks", "schedulers"):
+        return _unready(case, member)
+    if waits_for == "children":
+        # Build steps are the rank's own work and judged with it; their end must not make it wait for the dead.
+        return [m for m in case.principals if m.last.ppid == member.pid and m.key.host == member.key.host]
+    return [
+        m
+        for m in case.principals
+        if waits_for in (m.role.id, m.role.id.rsplit(".", 1)[-1]) and m is not member
+    ]
+
+
+def _peers_elsewhere(case: Case, member: Member) -> list[Member]:
+    """Ranks that have not come to the step this one waits in."""
+    phase, aspect = member.phase, member.aspect
+    here = {p.id for p in (phase, aspect) if p is not None}
+    peers = [m for m in case.ranks if m is not member]
+    return [
+        m
+        for m in peers
+        if is_stopped(m)
+        or is_dead(m)
+        or not here.intersection(p.id for p in (m.phase, m.aspect) if p is not None)
+    ]
+
+
+def _unready(case: Case, member: Member) -> list[Member]:
+    """The ranks (of the same DP replica) that a supervisor waits for: those not idle, else all of them."""
+    ranks = [
+        m
+        for m in case.ranks
+        if m is not member and (member.rank is None or member.rank.dp is None or same_dp(member.rank, m.rank))
+    ]
+    unready = [m for m in ranks if not is_idle(m)]
+    return unready or ranks
+
+
+# -- lock files, children, connections -----------------------------------------------------------
+
+
+def _lock_file_edges(case: Case, member: Member) -> Iterator[Edge]:
+    aspect = member.aspect
+    if aspect is None or aspect.waits_for != "lock-file":
+        return
+    locks = case.capture.snapshots[-1].file_locks
+    for lock in locks:
+        if member.pid in lock.waiters and lock.holder is not None and lock.holder != member.pid:
+            holder = next((m for m in case.members if m.pid == lock.holder), None)
+            node = lead_node(_owner_rank(case, holder)) if holder else None
+            yield Edge(
+                EdgeKind.LOCK_FILE,
+                lead_node(member),
+                node,
+                "a lock file",
+                lock.path,
+                Strength.CERTAIN,
+            )
+            return
+    builders = [m for m in case.ranks if m is not member and (m.compilers or _is_building(m))]
+    for builder in builders:
+        yield Edge(
+            EdgeKind.LOCK_FILE,
+            lead_node(member),
+            lead_node(builder),
+            "a build lock file",
+            None,
+            Strength.LIKELY,
+        )
+    if not builders:
+        yield Edge(
+            EdgeKind.LOCK_FILE,
+            lead_node(member),
+            None,
+            "a lock file that no live builder holds",
+            None,
+            Strength.POSSIBLE,
+        )
+
+
+def _is_building(member: Member) -> bool:
+    """Inside a build, and not itself at the lock file."""
+    aspect = member.aspect
+    if aspect is None or aspect.waits_for == "lock-file" or is_dead(member):
+        return False
+    return any(p is not None and p.cause == "compiling" for p in (aspect, member.phase))
+
+
+def _owner_rank(case: Case, holder: Member) -> Member:
+    """A compiler that holds a lock works for the rank above it."""
+    if holder.kind is not RoleKind.COMPILER:
+        return holder
+    pids = {c.pid: m for m in case.ranks for c in m.compilers}
+    return pids.get(holder.pid, holder)
+
+
+def _child_edges(case: Case, member: Member) -> Iterator[Edge]:
+    if member.lead is None or member.lead.last.activity is not Activity.WAIT_CHILD:
+        return
+    if member.kind is RoleKind.LAUNCHER:
+        return  # waiting for its children is all it does
+    if member.compilers:
+        return  # its build steps are its own work, judged with it
+    for child in case.members:
+        is_own = child.last.ppid == member.pid and child.key.host == member.key.host
+        if is_own and (child.kind in _WAITING_KINDS or child.role in (CHILD, FOREIGN)) and not is_dead(child):
+            yield Edge(
+                EdgeKind.CHILD,
+                lead_node(member),
+                lead_node(child),
+                "its child process",
+                child.last.comm,
+                Strength.LIKELY,
+            )
+
+
+def _connection_edges(case: Case, member: Member) -> Iterator[Edge]:
+    """A blocking read on a pipe or socket whose other end is a member of the job."""
+    lead = member.lead
+    call = lead.last.thread.syscall if lead else None
+    if lead is None or call is None or call.fd is None or lead.last.activity is not Activity.WAIT_PEER:
+        return
+    process = member.last
+    ends: set[int] = set()
+    for file in process.files:
+        if file.fd == call.fd:
+            ends.update(file.other_end)
+    for socket in process.sockets:
+        if socket.fd == call.fd:
+            ends.update(socket.peers)
+    ends.discard(member.pid)
+    holders = [
+        m for m in case.members if m.pid in ends and (m.kind in _WAITING_KINDS or m.role in (CHILD, FOREIGN))
+    ]
+    strength = Strength.LIKELY if len(holders) == 1 else Strength.POSSIBLE
+    for holder in holders:
+        yield Edge(
+            EdgeKind.CONNECTION,
+            lead_node(member),
+            lead_node(holder),
+            f"in {call.name}",
+            call.target,
+            strength,
+        )
+
+
+# -- graph ---------------------------------------------------------------------------------------

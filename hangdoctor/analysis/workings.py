@@ -1,0 +1,146 @@
+"""Questions to one suspect about what it does: known work, a count in the log, computing or only spinning."""
+
+from __future__ import annotations
+
+from hangdoctor.analysis.activity import SPIN_RECURRENCE, is_spinning
+from hangdoctor.analysis.charges import (
+    CPU_PHASE_SHARE,
+    SLOW_CAUSES,
+    Charge,
+    demand,
+    movement,
+    phase_cause,
+    stillness_s,
+    undecided,
+)
+from hangdoctor.analysis.findings import Finding
+from hangdoctor.analysis.progress import describe_progress
+from hangdoctor.case import Movement
+from hangdoctor.report import Cause, Confidence, Kind, Progress, ProgressClass
+
+
+def its_log_advances(charge: Charge) -> Finding | None:
+    log = charge.log
+    if log is None or log.kind is not ProgressClass.PROOF:
+        return None
+    if log.pids and charge.suspect.member.pid not in log.pids:  # a log given with --log names no writer
+        return None
+    cause = phase_cause(charge.suspect)
+    progress = Progress(ProgressClass.PROOF, f"advances a count in its log: {log.text}")
+    return Finding(
+        Kind.SLOW,
+        Confidence.LIKELY,
+        cause if cause in SLOW_CAUSES else Cause.LAGGARD,
+        f"it {progress.what}",
+        (charge.suspect,),
+        progress,
+    )
+
+
+def is_in_known_phase(charge: Charge) -> Finding | None:
+    cause = phase_cause(charge.suspect)
+    if cause not in SLOW_CAUSES or charge.suspect.track is None:
+        return None
+    progress = charge.suspect.member.progress
+    if progress.kind is ProgressClass.PROOF:
+        return Finding(
+            Kind.SLOW,
+            Confidence.CERTAIN,
+            cause,
+            f"it {describe_progress(progress)}",
+            (charge.suspect,),
+            progress,
+        )
+    if movement(charge.suspect) is Movement.MOVING:
+        share = max(demand(charge.suspect), charge.suspect.member.cpu_share or 0.0)
+        if share >= CPU_PHASE_SHARE:
+            because = f"lines change, at {100 * share:.0f} % of a core"
+            return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (charge.suspect,), progress)
+        if progress.kind is ProgressClass.WEAK and cause is not Cause.INITIALIZING_NCCL:
+            because = "the stack changes between looks"
+            return Finding(Kind.SLOW, Confidence.POSSIBLE, cause, because, (charge.suspect,), progress)
+    if movement(charge.suspect) is Movement.BUSY and progress.kind is ProgressClass.WEAK:
+        because = f"it uses {100 * demand(charge.suspect):.0f} % of a core and {progress.what}"
+        return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (charge.suspect,), progress)
+    return _within_budget(charge, cause)
+
+
+def _within_budget(charge: Charge, cause: Cause) -> Finding:
+    view = charge.suspect.track.last if charge.suspect.track else None
+    phases = (
+        [p for p in (view.match.aspect, view.match.phase) if p is not None] if view and view.match else []
+    )
+    budget = next((p.budget_s for p in phases if p.budget_s is not None), 60.0)
+    still = stillness_s(charge.case, charge.suspect)
+    if charge.case.look_count > 1 and still > budget:
+        because = f"it has shown no progress for {still:.0f} s (budget {budget:.0f} s)"
+        return Finding(
+            Kind.HUNG, Confidence.LIKELY, cause, because, (charge.suspect,), charge.suspect.member.progress
+        )
+    return undecided(
+        charge,
+        cause,
+        f"no proof of progress in {still:.0f} s, which is within its budget of {budget:.0f} s",
+        "any byte read, line changed or memory grown in a longer look",
+        command=f"hangdoctor attach {{pid}} --snapshots 3 --interval {max(15, round(budget / 2))}",
+    )
+
+
+def spins(charge: Charge) -> Finding | None:
+    if charge.suspect.track is None or not is_spinning(charge.suspect.track.last.thread):
+        return None
+    return Finding(
+        Kind.HUNG,
+        Confidence.LIKELY,
+        Cause.SPIN,
+        "it spins: its registers repeat the same few values",
+        (charge.suspect,),
+    )
+
+
+def makes_proven_progress(charge: Charge) -> Finding | None:
+    progress = charge.suspect.member.progress
+    if (
+        not charge.is_waited_for
+        or progress.kind is not ProgressClass.PROOF
+        or charge.suspect.track is not charge.suspect.member.lead
+    ):
+        return None
+    # A share of a known whole is a load; anything else that moves is only late.
+    cause = Cause.LOADING if progress.percent is not None else Cause.LAGGARD
+    return Finding(
+        Kind.SLOW, Confidence.LIKELY, cause, f"it {describe_progress(progress)}", (charge.suspect,), progress
+    )
+
+
+def computes(charge: Charge) -> Finding | None:
+    """Busy outside everything that is known: computing or spinning."""
+    track = charge.suspect.track
+    if track is None or demand(charge.suspect) < CPU_PHASE_SHARE:
+        return None
+    spin = track.last.thread.spin
+    busy = f"it uses {100 * demand(charge.suspect):.0f} % of a core"
+    if (
+        movement(charge.suspect) is Movement.MOVING
+        and spin is not None
+        and spin.recurrence < SPIN_RECURRENCE / 2
+    ):
+        because = f"{busy}, its stack changes and its registers do not repeat: it computes"
+        return Finding(
+            Kind.SLOW,
+            Confidence.LIKELY,
+            Cause.LAGGARD,
+            because,
+            (charge.suspect,),
+            charge.suspect.member.progress,
+        )
+    return Finding(
+        Kind.UNKNOWN,
+        Confidence.POSSIBLE,
+        Cause.LAGGARD if charge.is_waited_for else None,
+        f"{busy}: busy, but whether it computes or spins cannot be proven",
+        (charge.suspect,),
+        charge.suspect.member.progress,
+        decider="native frames, or a longer look at what its data does",
+        command="hangdoctor attach {pid} --native --interval 30",
+    )
