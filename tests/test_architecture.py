@@ -23,8 +23,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 RESERVED = {
     "psutil": ("collect/", "discover", "demo/", "cli/"),
     "pynvml": ("collect/", "discover", "demo/", "cli/"),
-    "subprocess": ("collect/", "discover", "demo/", "cli/"),
-    "rich": ("render/terminal", "cli/"),
+    "subprocess": ("collect/", "discover", "demo/", "cli/", "watching/hook"),
+    "rich": ("render/terminal", "watching/view", "cli/"),
     "click": ("cli/",),
 }
 

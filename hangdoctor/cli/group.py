@@ -13,6 +13,7 @@ _COMMANDS = {
     "attach": ("attach", "Is a running server or job hung, and who holds it up?"),
     "collect": ("collect", "Only take the capture; diagnose it elsewhere."),
     "analyze": ("analyze", "Diagnose captures, stack dumps and logs that are already there."),
+    "diff": ("diff", "What moved between two captures, or within one."),
     "check": ("check", "Can I look? Permissions and tools, each with its remedy."),
     "explain": ("explain", "What a phase, rule, cause or role means."),
     "list": ("catalogue", "List what is known: phases, servers, collectors, formats."),
