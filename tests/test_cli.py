@@ -292,6 +292,19 @@ def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_jinja2_only_html_is_missing() -> None:
+    code = "import sys; sys.modules['jinja2'] = None; from hangdoctor.cli import run; sys.exit(run(sys.argv[1:]))"
+    for form, expected in (("json", 3), ("html", 5)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "analyze", str(HUNG), "-f", form],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        assert done.returncode == expected
+    assert "pip install jinja2" in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
+
+
 def test_a_full_disk_is_told_from_success() -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

@@ -7,7 +7,6 @@ import hashlib
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -263,24 +262,6 @@ def test_many_gpus_that_read_alike_are_one_line() -> None:
     ]
     assert [line.note != "" for line in lines] == [False, True]
     assert len(gpu_lines(laggard(), Names(laggard()))) == 7
-
-
-def test_without_jinja2_the_error_says_what_to_do() -> None:
-    code = """
-import sys
-sys.modules["jinja2"] = None
-from hangdoctor.errors import HangdoctorError
-from hangdoctor.render import RENDERERS, RenderOptions
-from tests.render_support import empty
-assert RENDERERS["json"].render(empty(), RenderOptions())
-try:
-    RENDERERS["html"].render(empty(), RenderOptions())
-except HangdoctorError as error:
-    print(error.hint)
-"""
-    root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
-    assert "pip install jinja2" in done.stdout
 
 
 def _chromium() -> str:

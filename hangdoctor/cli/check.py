@@ -8,6 +8,7 @@ import click
 
 from hangdoctor.cli.command import Command
 from hangdoctor.cli.exit_codes import COULD_NOT_LOOK, DONE
+from hangdoctor.cli.streams import print_wrapped
 
 _MARKS = {True: "yes", False: "NO", None: "–"}
 
@@ -29,9 +30,12 @@ def _check(pid: int | None, json: bool) -> int:
 
         width = max(len(each.name) for each in results) + 2
         for each in results:
-            click.echo(f"{_MARKS[each.ok]:4}{clean(each.name):{width}}{clean(each.detail)}")
+            indent = " " * (width + 4)
+            print_wrapped(
+                clean(each.detail), first=f"{_MARKS[each.ok]:4}{clean(each.name):{width}}", hanging=indent
+            )
             if each.remedy and each.ok is not True:
-                click.echo(f"{'':{width + 4}}→ {clean(each.remedy)}")
+                print_wrapped(clean(each.remedy), first=f"{indent}→ ", hanging=f"{indent}  ")
     return COULD_NOT_LOOK if any(each.ok is False for each in results) else DONE
 
 

@@ -9,6 +9,7 @@ import click
 from hangdoctor.cli import options
 from hangdoctor.cli.command import Command
 from hangdoctor.cli.exit_codes import DONE
+from hangdoctor.cli.streams import print_wrapped
 
 if TYPE_CHECKING:
     from hangdoctor.knowledge import Knowledge
@@ -26,7 +27,7 @@ def _explain(id: str, knowledge: str | None) -> int:
         near = difflib.get_close_matches(id, all_ids(known), 3, 0.5)
         hint = f"did you mean {', '.join(near)}?" if near else "hangdoctor list phases shows what there is"
         raise WrongUsage(f"nothing is called '{id}'", hint=hint)
-    click.echo(text)
+    print_wrapped(text)
     return DONE
 
 

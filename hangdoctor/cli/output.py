@@ -36,12 +36,21 @@ def write_report(report: Report, choice: ReportChoice) -> None:
     """Render and write. A file appears only when it is complete; raises HangdoctorError when it cannot be written."""
     name = _format(choice)
     renderer = RENDERERS[name]
-    if choice.output in (None, "-"):
-        text = renderer.render(report, _options(name, choice, sys.stdout, os.environ))
+    is_stdout = choice.output in (None, "-")
+    options = (
+        _options(name, choice, sys.stdout, os.environ) if is_stdout else RenderOptions(detail=choice.detail)
+    )
+    try:
+        text = renderer.render(report, options)
+    except ImportError as error:
+        raise HangdoctorError(
+            f"--format {name} needs {error.name}, which is not installed",
+            hint=f"pip install {error.name}, or take another form: -f markdown, -f json",
+        ) from error
+    if is_stdout:
         _print(text)
-        return
-    text = renderer.render(report, RenderOptions(detail=choice.detail))
-    write_file(Path(choice.output or ""), text.encode())
+    else:
+        write_file(Path(choice.output or ""), text.encode())
 
 
 def _print(text: str) -> None:

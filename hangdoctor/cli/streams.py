@@ -1,4 +1,4 @@
-"""Standard output when its reader has gone."""
+"""Standard output: text wrapped to its width, and silence when its reader has gone."""
 
 from __future__ import annotations
 
@@ -11,3 +11,25 @@ def silence_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+
+
+def print_wrapped(text: str, *, first: str = "", hanging: str = "") -> None:
+    """Paragraphs on stdout, wrapped to the terminal (80 columns where there is none); words are never broken."""
+    import shutil
+    import textwrap
+
+    import click
+
+    width = min(shutil.get_terminal_size().columns, 100) if sys.stdout.isatty() else 80
+    for number, line in enumerate(text.splitlines()):
+        begin = hanging if number else first
+        click.echo(
+            textwrap.fill(
+                line,
+                width,
+                initial_indent=begin,
+                subsequent_indent=hanging,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )

@@ -245,7 +245,7 @@ def heading(report: Report) -> str:
     server = " ".join(filter(None, (target.server, target.server_version))) or "a Python job"
     ranks = sum(1 for row in report.processes if row.rank is not None)
     parts = [clean(server)]
-    if target.world_size is not None and target.world_size != ranks:
+    if target.world_size is not None and target.world_size > 1 and target.world_size != ranks:
         parts.append(f"{ranks:,} of {count(target.world_size, 'rank')} seen")
     elif ranks:
         parts.append(count(ranks, "rank"))

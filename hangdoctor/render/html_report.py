@@ -13,7 +13,6 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from hangdoctor.errors import HangdoctorError
 from hangdoctor.render import _html_sections as sections
 from hangdoctor.render import _wording as wording
 from hangdoctor.render._base import Renderer, RenderOptions
@@ -52,7 +51,7 @@ class Page:
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Write `report` as a page. Raises HangdoctorError where jinja2 is not installed."""
+    """Write `report` as a page. Raises ImportError where jinja2 is not installed."""
     names = Names(report)
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -91,13 +90,8 @@ def _style() -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise HangdoctorError(
-            "HTML reports need jinja2, which is not installed",
-            hint="pip install jinja2, or take another form: -f markdown, -f json",
-        ) from error
+    import jinja2
+
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
