@@ -129,7 +129,7 @@ def attach(pid: int, *options: str, deadline_s: float = 90.0) -> Answer:
         command, capture_output=True, text=True, timeout=deadline_s, cwd=PROGRAMS.parent.parent, check=False
     )
     wall_s = time.monotonic() - began
-    assert done.stdout.startswith("{"), f"exit {done.returncode}, no report\n{done.stderr[-4000:]}"
+    assert done.stdout.startswith("{"), f"exit {done.returncode}, no report\n{done.stderr[-600:]}"
     return Answer(json.loads(done.stdout), done.returncode, done.stderr, wall_s)
 
 

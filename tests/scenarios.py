@@ -93,7 +93,13 @@ SCENARIOS: dict[str, LiveScenario] = {
         LiveScenario("progress-bar", "d_compute.py", "progress-bar", "slow", ("loading",)),
         LiveScenario("spin", "d_compute.py", "spin", "hung", ("spin", "laggard"), _names("spin_on_flag")),
         LiveScenario(
-            "spin-yield", "d_compute.py", "spin-yield", "hung", ("spin", "laggard"), _names("spin_yielding")
+            "spin-yield",
+            "d_compute.py",
+            "spin-yield",
+            "hung",
+            ("spin", "laggard"),
+            _names("spin_yielding"),
+            may_be_unknown=True,
         ),
         LiveScenario(
             "poll-dead-peer", "d_compute.py", "poll-dead-peer", "hung", ("dead-process", "laggard", "spin")

@@ -45,7 +45,10 @@ FAULTS = [
         "compute",
         "slow",
         ("dequantizing",),
-        frozenset({"dequantize_layers", "unpack_int4", "scale_groups", "check_layer"}),
+        frozenset(
+            {"dequantize_layers", "unpack_int4", "scale_groups", "permute_tiles", "clip_outliers"}
+            | {"round_weights", "check_layer"}
+        ),
     ),
 ]
 # Prime or odd worlds, culprits neither first nor last, three ways to launch.

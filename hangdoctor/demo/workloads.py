@@ -69,7 +69,16 @@ def evict_pages(member: Member) -> None:
 
 
 def call_driver(member: Member) -> None:
-    """Block in a C function that was entered without giving up the GIL, as a careless extension does."""
+    """Block in a C function that was entered without giving up the GIL, as a careless extension does.
+
+    From then on no other thread of the rank can run Python, the one that reports its health included.
+    """
+
+    def report_health() -> None:
+        while True:
+            time.sleep(0.1)
+
+    threading.Thread(target=report_health, name="health", daemon=True).start()
     libc = ctypes.PyDLL(None)
     member.say_ready()
     libc.pause()

@@ -87,19 +87,25 @@ def build_c(folder):
 
 
 def dequantize_c(folder, loader):
-    """Each call into C takes some tenths of a second; layers of three kinds are called in turn."""
+    """Each call into C takes some tenths of a second; layers of several kinds are called in turn."""
     library = loader(str(build_c(folder)))
     packed = ctypes.create_string_buffer(os.urandom(1 << 20), 1 << 20)
     out = (ctypes.c_float * (1 << 21))()
 
+    def unpack(rounds):
+        return library.unpack(packed, out, ctypes.c_size_t(1 << 20), rounds)
+
     def dequantize_attention():
-        library.unpack(packed, out, ctypes.c_size_t(1 << 20), 60)
+        unpack(40)
+        unpack(60)
 
     def dequantize_experts():
-        library.unpack(packed, out, ctypes.c_size_t(1 << 20), 90)
+        unpack(50)
+        unpack(70)
 
     def dequantize_head():
-        library.unpack(packed, out, ctypes.c_size_t(1 << 20), 40)
+        unpack(30)
+        unpack(40)
 
     d_world.placed()
     while True:

@@ -64,10 +64,22 @@ def read_cache():
 
 
 def call_driver():
-    """Asleep in C, without having given up the GIL."""
+    """Asleep in C, without having given up the GIL that another thread of the rank wants."""
+    finished = threading.Event()
+
+    def report_health():
+        while not finished.wait(0.05):
+            pass
+
+    reporter = threading.Thread(target=report_health, name="health", daemon=True)
+    reporter.start()
     libc = ctypes.PyDLL(None)
-    say("placed")
-    libc.pause()
+    try:
+        say("placed")
+        libc.pause()
+    finally:
+        finished.set()
+        reporter.join()
 
 
 def stage_batch():
@@ -81,20 +93,45 @@ def unpack_int4(packed):
 
 
 def scale_groups(values, scales):
-    return (values.view(-1, 32).float() * scales).view(-1)
+    groups = values.view(-1, 32).float()
+    return (groups * scales).view(-1)
+
+
+def permute_tiles(weights):
+    tiles = weights.view(-1, 16, 8, 4).permute(0, 3, 2, 1)
+    return tiles.contiguous()
+
+
+def clip_outliers(weights):
+    weights = weights.clamp(-3.0, 3.0)
+    return weights.nan_to_num()
+
+
+def round_weights(weights):
+    weights = weights.bfloat16()
+    return weights.float()
 
 
 def check_layer(weights):
-    return torch.mm(weights.view(512, -1), weights.view(512, -1).t()).abs().max()
+    largest = weights.abs().max()
+    return largest.item(), weights.std().item()
 
 
 def dequantize_layers():
-    """Computes outside the collective: functions, lines and values change, the log does not."""
-    packed = torch.randint(0, 255, (1 << 19,), dtype=torch.uint8)
-    scales = torch.rand(1 << 15, 1)
+    """Computes outside the collective: functions, lines and values change, the log does not.
+
+    Many steps of about the same length, so that three looks hardly ever meet the same one.
+    """
+    packed = torch.randint(0, 255, (1 << 20,), dtype=torch.uint8)
+    scales = torch.rand(1 << 16, 1)
     say("placed")
     while True:
-        check_layer(scale_groups(unpack_int4(packed), scales))
+        values = unpack_int4(packed)
+        weights = scale_groups(values, scales)
+        weights = permute_tiles(weights)
+        weights = clip_outliers(weights)
+        weights = round_weights(weights)
+        check_layer(weights)
 
 
 FAULTS = {
