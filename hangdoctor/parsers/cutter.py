@@ -81,35 +81,51 @@ class Cutter:
         position, number = self._skip_excess(text, count)
         size = len(text)
         while position < size:
-            end = text.find("\n", position)
-            if end < 0:
-                end = size
             number += 1
-            if end == position:
-                if None in self._open:
-                    self._offer(None, "", number)
-                position = end + 1
-                continue
-            if text.startswith(_JSON_STARTS, position):
-                jump = self._json_at(text, position, min(end, position + 64), number)
-                if jump is not None:
-                    number += text.count("\n", position, jump) - 1
-                    position = text.find("\n", jump) + 1 or size
-                    continue
-            line = text[position : min(end, position + _LONGEST_LINE)]
-            block = self._open.get(None)
-            if block is None and end - position < _SHORTEST_LINE:
-                position = end + 1
-                continue
-            # Four of five lines of a dump are frames; none of them has a prefix.
-            if block is None or line[:4] != "    " or line[-1] == "\r" or not block.reader.take(line, number):
-                self._line(line, number)
-            if end - position > 1_000_000:
-                self._gap(
-                    number, f"the line is {end - position:,} characters long; only its beginning was read"
-                )
+            end = text.find("\n", position)
+            end = size if end < 0 else end
+            try:
+                jump = self._take(text, position, end, number)
+            except Exception as error:  # a bug here must not cost the rest of the evidence
+                self._bug(number, error)
+                jump = end
+            if jump != end:
+                number += text.count("\n", position, jump)
+                end = text.find("\n", jump)
+                end = size if end < 0 else end
             position = end + 1
-        self._finish()
+        try:
+            self._finish()
+        except Exception as error:
+            self._bug(number, error)
+
+    def _take(self, text: str, position: int, end: int, number: int) -> int:
+        """Read the line at ``position``; where that ended: ``end``, or further on for a value of several lines."""
+        if text.startswith(_JSON_STARTS, position):
+            jump = self._json_at(text, position, min(end, position + 64), number)
+            if jump is not None:
+                return jump
+        line = text[position : min(end, position + _LONGEST_LINE)]
+        block = self._open.get(None)
+        # Four of five lines of a dump are frames; none of them has a prefix.
+        if block is not None and (not line or (line[:4] == "    " and line[-1] != "\r")):
+            if block.reader.take(line, number):
+                return end
+            self._close(None)
+        if end - position >= _SHORTEST_LINE or None in self._open:
+            self._line(line, number)
+        if end - position > 1_000_000:
+            self._gap(number, f"the line is {end - position:,} characters long; only its beginning was read")
+        return end
+
+    def _bug(self, number: int, error: Exception) -> None:
+        """Drop what was being read and say so."""
+        self._open.clear()
+        where = str(Where(self._file, number))
+        reason = f"hangdoctor failed to read it ({type(error).__name__}: {error})"[:200]
+        self._found.gaps.append(
+            Gap("parser", where, reason, "this is a bug in hangdoctor: please report the line")
+        )
 
     def _skip_excess(self, text: str, count: int) -> tuple[int, int]:
         """Where to begin: a text of millions of tiny lines is no dump, and its end is what matters."""
@@ -131,8 +147,8 @@ class Cutter:
         if "\r" in raw:
             raw = raw.rstrip("\r")
             raw = raw[raw.rfind("\r") + 1 :]
-        if number in self._middle and None not in self._open and self._may_open(raw.lstrip()) is None:
-            self._skipped += 1
+        if number in self._middle and None not in self._open:
+            self._skim(raw, number)
             return
         stream, text, stamp = self._splitter.split(raw)
         if stream in self._open and self._offer(stream, text, number):
@@ -171,6 +187,13 @@ class Cutter:
         if head is None or head[2] != number - 1:
             return raw, None
         return f"{head[0]} {raw}", head[1]
+
+    def _skim(self, raw: str, number: int) -> None:
+        """A line in the middle of a very long text: it can only begin a dump."""
+        body = raw.strip()
+        opens = self._may_open(body)
+        if opens is None or not self._start(None, raw, body, "", number, None, opens):
+            self._skipped += 1
 
     def _may_open(self, body: str) -> int | None:
         """The number of the first format that a line may begin a block of."""

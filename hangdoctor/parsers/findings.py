@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hangdoctor.model import FlightEntry, Gap, Gpu, LogMessage, Thread
+from hangdoctor.model import FlightEntry, Gap, Gpu, LogMessage, RasAnswer, Thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +58,4 @@ class Sighting:
     """A tool was told that there is no such process."""
 
 
-Finding = Sighting | LogMessage | Gap | Gpu
+Finding = Sighting | LogMessage | Gap | Gpu | RasAnswer

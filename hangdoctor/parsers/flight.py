@@ -120,7 +120,7 @@ def _count(value: object) -> int | None:
     """The JSON form writes these numbers as text."""
     text = as_text(value)
     if text is not None:
-        return int(text) if text.lstrip("-").isdigit() and len(text) < 19 else None
+        return int(text) if text.removeprefix("-").isdecimal() and len(text) < 19 else None
     return as_int(value)
 
 

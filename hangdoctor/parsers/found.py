@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from hangdoctor.model import Gap, Gpu, LogMessage
+from hangdoctor.model import Gap, Gpu, LogMessage, RasAnswer
 from hangdoctor.parsers.findings import Finding, Sighting
 from hangdoctor.parsers.labels import Heading
 from hangdoctor.parsers.messages import MessageLog
@@ -22,6 +22,7 @@ class Found:
     messages: MessageLog = field(default_factory=MessageLog)
     gaps: list[Gap] = field(default_factory=list)
     gpus: list[Gpu] = field(default_factory=list)
+    ras: list[RasAnswer] = field(default_factory=list)
     formats: dict[str, None] = field(default_factory=dict)
     """Names of the formats met, in order."""
     count: int = 0
@@ -48,8 +49,10 @@ class Found:
             self.messages.add(finding)
         elif isinstance(finding, Gap):
             self.gaps.append(finding)
-        else:
+        elif isinstance(finding, Gpu):
             self.gpus.append(finding)
+        else:
+            self.ras.append(finding)
 
 
 def name_finding(finding: Finding, heading: Heading | None) -> Finding:

@@ -65,6 +65,7 @@ def _join(snapshots: Sequence[Snapshot]) -> Snapshot:
         gaps=tuple(g for s in snapshots for g in s.gaps),
         paused_s=max(pauses, default=None),
         messages=tuple(m for s in snapshots for m in s.messages),
+        ras=tuple(a for s in snapshots for a in s.ras),
     )
 
 

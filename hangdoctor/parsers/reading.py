@@ -150,7 +150,11 @@ class _Reading:
         snapshots = assemble(found.sightings)
         # What logs and nvidia-smi say reaches up to the last look.
         last = replace(
-            snapshots[-1], gpus=tuple(found.gpus), logs=tuple(self._logs), messages=found.messages.messages()
+            snapshots[-1],
+            gpus=tuple(found.gpus),
+            ras=tuple(found.ras),
+            logs=tuple(self._logs),
+            messages=found.messages.messages(),
         )
         if found.dropped:
             self._gap(_names(paths), f"{found.dropped:,} more processes than are kept")

@@ -59,7 +59,7 @@ class FaulthandlerReader:
     def _take_frame(self, body: str) -> bool:
         found = _FRAME.match(body)
         if found is not None:
-            line = int(found["line"]) if found["line"].isdigit() else None
+            line = int(found["line"]) if found["line"].isdecimal() else None
             self._frames.append(Frame(found["function"], found["file"], line or None))
             return True
         native = _C_FRAME.match(body)

@@ -63,6 +63,10 @@ class GdbReader:
     def take(self, text: str, number: int) -> bool:
         """Whether a line belongs to the output."""
         body = text.strip()
+        if self._pending and text[:1] in (" ", "\t") and body[:1] not in ("", "#", "F", "<", "T"):
+            if len(self._pending) < _MOST_CONTINUED:
+                self._pending += " " + body
+            return True
         header = _THREAD.match(body)
         if header is not None:
             self._flush()

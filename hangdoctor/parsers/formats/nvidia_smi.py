@@ -99,7 +99,7 @@ class SmiReader:
         if self._columns is None or len(cells) != len(self._columns):
             return False
         row = dict(zip(self._columns, cells, strict=True))
-        if not row["index"].isdigit():
+        if not row["index"].isdecimal():
             return False
         self._put(
             int(row["index"][:4]),
@@ -125,7 +125,7 @@ class SmiReader:
 
 
 def _number(text: str | None) -> float | None:
-    return float(text) if text is not None and text.isdigit() else None
+    return float(text) if text is not None and text.isdecimal() else None
 
 
 _CELL = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)")

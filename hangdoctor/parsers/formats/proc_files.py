@@ -107,7 +107,7 @@ class KernelStackReader:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() and len(text) <= 18 else None
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else None
 
 
 FORMATS = (

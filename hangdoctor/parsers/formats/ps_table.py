@@ -107,9 +107,9 @@ class PsReader:
             command=split_command(row.get("command", "")),
             comm=row.get("comm"),
             state=row["state"][0] if "state" in row else None,
-            ppid=int(row["ppid"]) if row.get("ppid", "").isdigit() else None,
+            ppid=_whole(row.get("ppid")),
             cpu_ticks=_ticks(row.get("time")),
-            rss_bytes=int(row["rss"]) * 1024 if row.get("rss", "").isdigit() else None,
+            rss_bytes=rss * 1024 if (rss := _whole(row.get("rss"))) is not None else None,
         )
 
 
@@ -144,11 +144,11 @@ class _Columns:
             return None
         row = {n: v for n, v in zip(self.names, fields[:count], strict=False) if n not in ("", "-")}
         row.update(self._texts(text, fields[count] if len(fields) > count else ""))
-        if not row.get("pid", "").isdigit() or len(row["pid"]) > 10:
+        if not row.get("pid", "").isdecimal() or len(row["pid"]) > 10:
             return None
         if "state" in row and not _STATE.match(row["state"]):
             return None
-        if "tid" in row and not (row["tid"].isdigit() and len(row["tid"]) <= 10):
+        if "tid" in row and not (row["tid"].isdecimal() and len(row["tid"]) <= 10):
             del row["tid"]
         return row
 
@@ -201,6 +201,10 @@ def _thread(row: Mapping[str, str]) -> Thread:
         state=row["state"][0] if "state" in row else None,
         wchan=wchan if wchan not in (None, "-", "*") else None,
     )
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else None
 
 
 def _as_comm(command: str | None) -> str | None:

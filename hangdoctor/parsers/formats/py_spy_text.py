@@ -148,7 +148,7 @@ class ThreadDumpReader:
         self._drafts.append(self._draft)
 
     def _begin_thread(self, found: re.Match[str], number: int) -> None:
-        tid = int(found["tid"]) if found["tid"] and found["tid"].isdigit() else None
+        tid = int(found["tid"]) if found["tid"] and found["tid"].isdecimal() else None
         name = found["name"]
         self._end_thread()
         is_main = name == "MainThread" or (name is None and tid is not None and tid == self._draft.pid)
@@ -158,7 +158,7 @@ class ThreadDumpReader:
             self._draft.pid = tid
         elif not self._draft.threads and tid is not None and tid != self._draft.pid:
             self._adopt(tid)
-        if name is None and found["tid"] and not found["tid"].isdigit():
+        if name is None and found["tid"] and not found["tid"].isdecimal():
             name = f"thread {found['tid'].lower()}"
         self._header = _Header(
             tid, name if not is_main else "MainThread", found["state"] == "active", bool(found["gil"])
