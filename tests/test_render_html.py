@@ -246,6 +246,20 @@ def test_the_culprit_stands_at_the_right_and_is_marked() -> None:
     assert rightmost.full == "TP3 thread kv-offload-flusher"
 
 
+def test_all_arrows_point_one_way_unless_there_is_a_circle() -> None:
+    def columns(pairs: list[tuple[int, int]]) -> dict[str, int]:
+        report = _graph(pairs)
+        drawing = draw_waits(report, Names(report))
+        assert drawing is not None
+        return {box.title: box.x for box in drawing.boxes}
+
+    # TP5 waits for both, and TP0 for TP1: the long way counts.
+    chain = columns([(5, 1), (5, 0), (0, 1)])
+    assert chain["TP5"] < chain["TP0"] < chain["TP1"]
+    circle = columns([(5, 1), (1, 2), (2, 3), (3, 1)])
+    assert len(circle) == 4 and circle["TP5"] < circle["TP1"]
+
+
 def test_a_graph_of_many_different_waits_is_bounded() -> None:
     report = _graph([(n, n + 1) for n in range(200)])
     drawing = draw_waits(report, Names(report))

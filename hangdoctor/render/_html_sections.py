@@ -95,8 +95,8 @@ def timeline(report: Report, names: Names) -> Timeline | None:
     culprits = {(culprit.host, culprit.pid) for culprit in report.verdict.culprits}
     folded: dict[tuple[bool, bool, tuple[str | None, ...]], list[str]] = defaultdict(list)
     for row in report.processes:
-        if not row.phases:
-            continue
+        if not any(row.phases) and (row.rank is None or not row.phases):
+            continue  # helpers, of which nothing is known and nothing is wanted
         phases = tuple(row.phases[index] if index < len(row.phases) else None for index in shown)
         is_culprit = (row.host, row.pid) in culprits
         label = names.short(row.pid, row.host, row.rank, row.role)

@@ -12,6 +12,7 @@ from hangdoctor.report import Party, Report, Strength, Wait
 
 BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y, MARGIN = 210, 46, 80, 20, 14
 _MOST_BOXES = 30
+_ARC = 38
 _TITLE = 25
 """Letters that fit into a box at 13 px, wide ones included."""
 _UNSEEN = "not seen"
@@ -85,13 +86,15 @@ def draw_waits(report: Report, names: Names) -> Drawing | None:
             waits.setdefault(pair, wait)
     layers = _layers(nodes, waits)
     shown = sorted(nodes, key=lambda node: layers[node])[:_MOST_BOXES]
-    places = _places(shown, layers)
+    is_lifted = any(layers[waiter] - layers[holder] > 1 for waiter, holder in waits)
+    places = _places(shown, layers, MARGIN + (_ARC if is_lifted else 0))
     culprits = _culprit_names(report, names, home)
     boxes = tuple(_box(node, places[node], culprits) for node in shown)
     pairs = [pair for pair in waits if pair[0] in places and pair[1] in places]
     pairs.sort(key=lambda pair: (-layers[pair[0]], places[pair[0]], places[pair[1]]))
+    floor = max(y for _, y in places.values()) + BOX_HEIGHT
     arrows = tuple(
-        _arrow(number, places[a], places[b], waits[a, b]) for number, (a, b) in enumerate(pairs, 1)
+        _arrow(number, places[a], places[b], floor, waits[a, b]) for number, (a, b) in enumerate(pairs, 1)
     )
     legend = tuple(_legend(number, a, b, waits[a, b]) for number, (a, b) in enumerate(pairs, 1))
     width = max(box.x for box in boxes) + BOX_WIDTH + MARGIN
@@ -135,28 +138,47 @@ def _merge(edges: Iterable[tuple[str, str]]) -> list[_Node]:
 
 
 def _layers(nodes: list[_Node], waits: Iterable[tuple[_Node, _Node]]) -> dict[_Node, int]:
-    """Distance to those who wait for nobody; in a circle, to any one of its members."""
+    """Longest way to those who wait for nobody, so that arrows point one way; in a circle any way to a member."""
     waiters: dict[_Node, list[_Node]] = defaultdict(list)
-    waiting = set()
+    holders: dict[_Node, _Node] = {}
+    pending: dict[_Node, int] = defaultdict(int)
     for waiter, holder in waits:
         waiters[holder].append(waiter)
-        waiting.add(waiter)
-    layers: dict[_Node, int] = {}
-    for start in [node for node in nodes if node not in waiting] + nodes:
-        if start in layers:
-            continue
-        layers[start] = 0
-        queue = deque([start])
-        while queue:
-            node = queue.popleft()
-            for waiter in waiters[node]:
-                if waiter not in layers:
-                    layers[waiter] = layers[node] + 1
-                    queue.append(waiter)
+        holders.setdefault(waiter, holder)
+        pending[waiter] += 1
+    layers = {node: 0 for node in nodes if not pending[node]}
+    queue = deque(layers)
+    while queue:
+        node = queue.popleft()
+        for waiter in waiters[node]:
+            layers[waiter] = max(layers.get(waiter, 0), layers[node] + 1)
+            pending[waiter] -= 1
+            if not pending[waiter]:
+                queue.append(waiter)
+    # Who is left waits, directly or not, for a circle; one of its members stands for its end.
+    for node in nodes:
+        if node not in layers:
+            start = _on_circle(node, holders)
+            layers[start] = 0
+            queue = deque([start])
+            while queue:
+                holder = queue.popleft()
+                for waiter in waiters[holder]:
+                    if waiter not in layers:
+                        layers[waiter] = layers[holder] + 1
+                        queue.append(waiter)
     return layers
 
 
-def _places(nodes: list[_Node], layers: dict[_Node, int]) -> dict[_Node, tuple[int, int]]:
+def _on_circle(node: _Node, holders: dict[_Node, _Node]) -> _Node:
+    seen = set()
+    while node not in seen and node in holders:
+        seen.add(node)
+        node = holders[node]
+    return node
+
+
+def _places(nodes: list[_Node], layers: dict[_Node, int], ceiling: int) -> dict[_Node, tuple[int, int]]:
     deepest = max(layers[node] for node in nodes)
     columns: dict[int, list[_Node]] = defaultdict(list)
     for node in nodes:
@@ -165,7 +187,7 @@ def _places(nodes: list[_Node], layers: dict[_Node, int]) -> dict[_Node, tuple[i
     places = {}
     for layer, members in columns.items():
         x = MARGIN + (deepest - layer) * (BOX_WIDTH + GAP_X)
-        top = MARGIN + (tallest - len(members)) * (BOX_HEIGHT + GAP_Y) // 2
+        top = ceiling + (tallest - len(members)) * (BOX_HEIGHT + GAP_Y) // 2
         for row, node in enumerate(members):
             places[node] = x, top + row * (BOX_HEIGHT + GAP_Y)
     return places
@@ -192,8 +214,13 @@ def _culprit_names(report: Report, names: Names, known: Iterable[str]) -> set[st
     return found
 
 
-def _arrow(number: int, start: tuple[int, int], end: tuple[int, int], wait: Wait) -> Arrow:
+def _arrow(number: int, start: tuple[int, int], end: tuple[int, int], floor: int, wait: Wait) -> Arrow:
     is_certain = wait.strength is Strength.CERTAIN
+    if end[0] - start[0] > BOX_WIDTH + GAP_X:
+        # Over the heads of what stands between.
+        x1, x2, high = start[0] + BOX_WIDTH * 2 // 3, end[0] + BOX_WIDTH // 3, min(start[1], end[1]) - _ARC
+        path = f"M{x1} {start[1]} C{x1 + 40} {high} {x2 - 40} {high} {x2} {end[1] - 2}"
+        return Arrow(number, path, (x1 + x2) // 2, (high * 3 + (start[1] + end[1]) // 2) // 4, is_certain)
     if end[0] > start[0]:
         x1, y1 = start[0] + BOX_WIDTH, start[1] + BOX_HEIGHT // 2
         x2, y2 = end[0], end[1] + BOX_HEIGHT // 2
@@ -203,10 +230,9 @@ def _arrow(number: int, start: tuple[int, int], end: tuple[int, int], wait: Wait
     # Against the reading direction, or within a column: below the boxes.
     x1, y1 = start[0] + BOX_WIDTH * 2 // 3, start[1] + BOX_HEIGHT
     x2, y2 = end[0] + BOX_WIDTH // 3, end[1] + BOX_HEIGHT
-    low = max(y1, y2) + 36
-    return Arrow(
-        number, f"M{x1} {y1} C{x1} {low} {x2} {low} {x2} {y2 + 2}", (x1 + x2) // 2, low - 10, is_certain
-    )
+    low = floor + 44
+    path = f"M{x1} {y1} C{x1} {low} {x2} {low} {x2} {y2 + 2}"
+    return Arrow(number, path, (x1 + x2) // 2, (6 * low + y1 + y2) // 8, is_certain)
 
 
 def _is_back(pair: tuple[_Node, _Node], places: dict[_Node, tuple[int, int]]) -> bool:
