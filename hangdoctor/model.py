@@ -278,6 +278,11 @@ class Process:
     rank_hint: str | None = None
     """What a foreign dump called this process (``rank 3``, ``TP1``), verbatim."""
 
+    @property
+    def known_pid(self) -> int | None:
+        """The pid; ``None`` where a foreign dump gave none (such processes are numbered -1, -2 … to tell them apart)."""
+        return self.pid if self.pid > 0 else None
+
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
