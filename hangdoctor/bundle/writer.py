@@ -56,24 +56,33 @@ class BundleWriter:
         target: Target,
         hosts: Sequence[Host] = (),
         origin: str = "live",
+        keep: int | None = None,
     ) -> None:
+        """``keep``: remember only so many snapshots, the newest; for a path, which is written anew each time."""
         self._sink = _sink_for(destination)
         self._head = Capture(tool=tool, target=target, hosts=tuple(hosts), snapshots=(), origin=origin)
         self._members = [_manifest(self._head, None)]
         self._count = 0
+        self._keep = keep
+
+    def open(self) -> None:
+        """Make the bundle exist before the first snapshot."""
+        self._sink.publish(self._members, _manifest(self._head, self._count))
 
     def add(self, snapshot: Snapshot) -> None:
         """Append one snapshot. Raises HangdoctorError when it cannot be written."""
         self._members.append(_snapshot(self._count, snapshot))
         self._count += 1
-        self._sink.publish(self._members, _manifest(self._head, self._count))
+        if self._keep is not None:
+            del self._members[1 : -self._keep]
+        self._sink.publish(self._members, _manifest(self._head, len(self._members) - 1))
 
     def close(self, *, hosts: Sequence[Host] | None = None, gaps: Sequence[Gap] = ()) -> None:
         """Complete the bundle with what is known only at the end."""
         self._head = replace(
             self._head, gaps=tuple(gaps), hosts=self._head.hosts if hosts is None else tuple(hosts)
         )
-        self._sink.publish(self._members, _manifest(self._head, self._count))
+        self._sink.publish(self._members, _manifest(self._head, len(self._members) - 1))
         self._sink.finish()
 
     def __enter__(self) -> BundleWriter:

@@ -11,6 +11,7 @@ from hangdoctor.cli.exit_codes import EXIT_CODES, USAGE
 
 _COMMANDS = {
     "attach": ("attach", "Is a running server or job hung, and who holds it up?"),
+    "watch": ("watch", "Look again and again; report and act when it stops."),
     "collect": ("collect", "Only take the capture; diagnose it elsewhere."),
     "analyze": ("analyze", "Diagnose captures, stack dumps and logs that are already there."),
     "diff": ("diff", "What moved between two captures, or within one."),

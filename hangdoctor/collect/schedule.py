@@ -53,6 +53,32 @@ def take_capture(
         return run.capture()
 
 
+class RollingCapture:
+    """Looks taken one at a time, for as long as somebody likes, of which only the last ``keep`` are remembered."""
+
+    def __init__(self, tree: Tree, plan: Plan, keep: int) -> None:
+        self._run = _Run(tree, plan)
+        self._keep = keep
+
+    @property
+    def tree(self) -> Tree:
+        """The processes as they were at the last look."""
+        return self._run.tree
+
+    def look(self, plan: Plan) -> Capture:
+        """Take one more look, as ``plan`` says, and return what is remembered.
+
+        A look without processes means that the target has ended; raises :class:`TargetNotFound` when it had ended
+        before the first look.
+        """
+        self._run.look_again(plan, self._keep)
+        return self._run.capture()
+
+    def capture(self) -> Capture:
+        """What is remembered; before the first look is complete, as far as that has come."""
+        return self._run.capture()
+
+
 class _Run:
     """A capture being taken."""
 
@@ -78,6 +104,15 @@ class _Run:
         if self._plan.native and self._program is not None and self._look is not None:
             self._snapshots[-1] = self._look.add_native(self._program)
             on_snapshot(self.capture())
+
+    @property
+    def tree(self) -> Tree:
+        return self._tree
+
+    def look_again(self, plan: Plan, keep: int) -> None:
+        self._plan, self._spins = plan, {}
+        self._take_look()
+        del self._snapshots[:-keep]
 
     def _take_look(self) -> None:
         table = read_table()
