@@ -6,7 +6,7 @@ from hangdoctor.analysis.findings import Finding, Rule, Situation
 from hangdoctor.analysis.folding import fold_labels
 from hangdoctor.analysis.standing import is_idle, is_stopped
 from hangdoctor.case import Member, Movement
-from hangdoctor.knowledge.catalogue import Stage
+from hangdoctor.knowledge.catalogue import RoleKind, Stage
 from hangdoctor.report import Cause, Confidence, Kind, ProgressClass
 
 
@@ -17,8 +17,8 @@ def check(situation: Situation) -> Finding | None:
     if not members or any(is_stopped(m) for m in members):
         return None
     idle = [m for m in members if is_idle(m)]
-    serving = [m for m in members if not is_idle(m) and _serves(m)]
-    if len(idle) + len(serving) < len(members):
+    serving = [m for m in members if _serves(m) and (not is_idle(m) or _served_before(m))]
+    if any(m not in idle and m not in serving for m in members):
         return None
     confidence = Confidence.LIKELY if case.look_count > 1 else Confidence.POSSIBLE
     if serving:
@@ -30,6 +30,12 @@ def check(situation: Situation) -> Finding | None:
         confidence = Confidence.CERTAIN
     because = f"{fold_labels(m.label for m in idle)} waiting for work, each in its own main loop"
     return Finding(Kind.READY, confidence, Cause.IDLE, because)
+
+
+def _served_before(member: Member) -> bool:
+    """Caught between two steps at the last look, inside a step at an earlier one."""
+    phases = member.lead.phases if member.lead else ()
+    return member.kind is RoleKind.RANK and any(p is not None and p.stage is Stage.SERVING for p in phases)
 
 
 def _serves(member: Member) -> bool:
