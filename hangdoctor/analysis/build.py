@@ -19,7 +19,7 @@ from hangdoctor.analysis.progress import (
 )
 from hangdoctor.case import Case, Key, Member, Movement, ThreadTrack, ThreadView
 from hangdoctor.knowledge import Knowledge
-from hangdoctor.knowledge.catalogue import PhaseMatch, Role, RoleKind
+from hangdoctor.knowledge.catalogue import PhaseMatch, Role, RoleKind, Stage
 from hangdoctor.model import Activity, Capture, Process, Rank, Stack, Thread
 from hangdoctor.report import Progress, ProgressClass
 
@@ -223,7 +223,7 @@ class _Builder:
                         seconds,
                     )
                 )
-        own = progress_of(pairs, is_loading=_is_loading(lead))
+        own = progress_of(pairs, is_loading=_is_loading(lead), is_serving=_is_serving(lead))
         candidates = [own, *reversed(build)]
         if lead is not None and lead.movement is Movement.MOVING:
             candidates.append(Progress(ProgressClass.WEAK, "its stack changes"))
@@ -232,6 +232,10 @@ class _Builder:
 
 def _is_loading(lead: ThreadTrack | None) -> bool:
     return lead is not None and any(p is not None and p.cause == "loading" for p in lead.phases)
+
+
+def _is_serving(lead: ThreadTrack | None) -> bool:
+    return lead is not None and any(p is not None and p.stage is Stage.SERVING for p in lead.phases)
 
 
 def _is_python(identity: Identity) -> bool:

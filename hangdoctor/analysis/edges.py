@@ -306,6 +306,8 @@ def _connection_edges(case: Case, member: Member) -> Iterator[Edge]:
         if socket.fd == call.fd:
             ends.update(socket.peers)
     ends.discard(member.pid)
+    if member.kind is RoleKind.LAUNCHER:
+        return  # it listens to its children as long as they live
     holders = [
         m for m in case.members if m.pid in ends and (m.kind in _WAITING_KINDS or m.role in (CHILD, FOREIGN))
     ]

@@ -200,7 +200,10 @@ def expected_world(processes: Sequence[Process], server: str | None) -> World:
     for process in processes:
         world_size = _number(process.environ, "WORLD_SIZE")
         if world_size is not None:
-            return World(world_size, _number(process.environ, "LOCAL_WORLD_SIZE"))
+            local = _number(process.environ, "LOCAL_WORLD_SIZE")
+            # A job that meets at the loopback address has no ranks anywhere else.
+            is_here = (process.environ or {}).get("MASTER_ADDR") in ("127.0.0.1", "localhost", "::1")
+            return World(world_size, local or (world_size if is_here else None))
     return World(None, None)
 
 

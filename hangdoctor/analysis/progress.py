@@ -22,6 +22,7 @@ BUSY_SHARE = 0.5
 
 LEAST_STREAM_BYTES_S = 64 * 1024
 """A stream below this rate is keep-alive traffic, not a transfer."""
+LEAST_MESSAGES_S = 10.0
 _RECEIVING = frozenset({"read", "readv", "recvfrom", "recvmsg", "splice"})
 
 RESTING_SHARE = 0.05
@@ -95,14 +96,15 @@ def movement_of(windows: Sequence[Window]) -> Movement:
     return Movement.STILL
 
 
-def progress_of(pairs: Sequence[Pair], is_loading: bool) -> Progress:
+def progress_of(pairs: Sequence[Pair], *, is_loading: bool, is_serving: bool) -> Progress:
     """The strongest movement of one process over its successive looks.
 
     ``is_loading`` says that its phase reads weights: only there do anonymous reads and page faults count.
+    ``is_serving`` says that it is inside a step: only there do messages count.
     """
     if not pairs:
         return Progress(ProgressClass.NONE)
-    per_window = [strongest(list(_moves(pair, is_loading))) for pair in pairs]
+    per_window = [strongest(list(_moves(pair, is_loading, is_serving))) for pair in pairs]
     best = strongest(list(reversed(per_window)))
     if best.kind is not ProgressClass.PROOF:
         return best
@@ -111,15 +113,17 @@ def progress_of(pairs: Sequence[Pair], is_loading: bool) -> Progress:
         return replace(best, kind=ProgressClass.WEAK)
     # Rates over one short window are noise (read-ahead, caches); the whole time tells.
     whole = Pair(pairs[0].before, pairs[-1].after, sum(pair.seconds for pair in pairs))
-    overall = strongest(list(_moves(whole, is_loading)))
+    overall = strongest(list(_moves(whole, is_loading, is_serving)))
     return overall if overall.kind is ProgressClass.PROOF and overall.unit == best.unit else best
 
 
-def _moves(pair: Pair, is_loading: bool) -> Iterator[Progress]:
+def _moves(pair: Pair, is_loading: bool, is_serving: bool) -> Iterator[Progress]:
     yield from load_moves(pair)
     yield from write_moves(pair)
     yield from _collective_moves(pair)
     yield from _stream_moves(pair)
+    if is_serving:
+        yield from _message_moves(pair)
     if is_loading:
         yield from _anonymous_load_moves(pair)
     yield from _weak_moves(pair)
@@ -156,6 +160,19 @@ def _stream_moves(pair: Pair) -> Iterator[Progress]:
         rate = (pair.after.io.read_chars - pair.before.io.read_chars) / pair.seconds
         if rate >= LEAST_STREAM_BYTES_S:
             yield Progress(ProgressClass.PROOF, "receives data through a pipe", rate, "bytes/s")
+
+
+def _message_moves(pair: Pair) -> Iterator[Progress]:
+    """Messages between the processes of a server inside a step; in every recorded hang they stood at exactly 0.
+
+    (In start-up they prove nothing: a stuck TCPStore client polls.)
+    """
+    before, after = pair.before.io, pair.after.io
+    if before is None or after is None or None in (before.read_calls, after.read_calls) or not pair.seconds:
+        return
+    rate = ((after.read_calls or 0) - (before.read_calls or 0)) / pair.seconds
+    if rate >= LEAST_MESSAGES_S:
+        yield Progress(ProgressClass.PROOF, "exchanges messages", rate, "calls/s")
 
 
 def newest_sequences(entries: Sequence[FlightEntry]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangdoctor.analysis.activity import SPIN_RECURRENCE, is_spinning
+from hangdoctor.analysis.activity import SPIN_RECURRENCE, SPIN_SAMPLES, is_spinning
 from hangdoctor.analysis.charges import (
     CPU_PHASE_SHARE,
     SLOW_CAUSES,
@@ -62,7 +62,22 @@ def is_in_known_phase(charge: Charge) -> Finding | None:
     if movement(charge.suspect) is Movement.BUSY and progress.kind is ProgressClass.WEAK:
         because = f"it uses {100 * demand(charge.suspect):.0f} % of a core and {progress.what}"
         return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (charge.suspect,), progress)
+    if _computes_in_one_place(charge):
+        because = f"{100 * demand(charge.suspect):.0f} % of a core, and its registers do not repeat as a spin's would"
+        return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (charge.suspect,), progress)
     return _within_budget(charge, cause)
+
+
+def _computes_in_one_place(charge: Charge) -> bool:
+    """A long loop in C: all looks meet the same line, and sampling says that it is no tight spin."""
+    track = charge.suspect.track
+    spin = track.last.thread.spin if track is not None else None
+    return (
+        movement(charge.suspect) is Movement.BUSY
+        and spin is not None
+        and spin.samples >= SPIN_SAMPLES
+        and spin.recurrence < SPIN_RECURRENCE / 2
+    )
 
 
 def _within_budget(charge: Charge, cause: Cause) -> Finding:

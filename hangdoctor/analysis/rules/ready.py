@@ -5,7 +5,7 @@ from __future__ import annotations
 from hangdoctor.analysis.findings import Finding, Rule, Situation
 from hangdoctor.analysis.folding import fold_labels
 from hangdoctor.analysis.standing import is_idle, is_stopped
-from hangdoctor.case import Member, Movement
+from hangdoctor.case import Case, Member, Movement
 from hangdoctor.knowledge.catalogue import RoleKind, Stage
 from hangdoctor.report import Cause, Confidence, Kind, ProgressClass
 
@@ -14,7 +14,7 @@ def check(situation: Situation) -> Finding | None:
     """Fires when every rank and supervisor idles or serves, and at least one was really seen to."""
     case = situation.case
     members = [m for m in case.principals if m.lead is not None]
-    if not members or any(is_stopped(m) for m in members):
+    if not members or any(is_stopped(m) for m in members) or _is_headless(case):
         return None
     idle = [m for m in members if is_idle(m)]
     serving = [m for m in members if _serves(m) and (not is_idle(m) or _served_before(m))]
@@ -30,6 +30,11 @@ def check(situation: Situation) -> Finding | None:
         confidence = Confidence.CERTAIN
     because = f"{fold_labels(m.label for m in idle)} waiting for work, each in its own main loop"
     return Finding(Kind.READY, confidence, Cause.IDLE, because)
+
+
+def _is_headless(case: Case) -> bool:
+    """A front end without anything behind it: nobody is there to compute an answer."""
+    return case.server in ("vllm", "sglang") and not case.ranks and bool(case.expected_local)
 
 
 def _served_before(member: Member) -> bool:
