@@ -153,7 +153,6 @@ class Register:
                     sighting,
                     labels=(),
                     pid=first.pid,
-                    threads=tuple(replace(t, name=t.name or "(on all)") for t in sighting.threads),
                     source=f"{sighting.source}, all",
                 )
             )
