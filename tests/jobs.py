@@ -157,7 +157,6 @@ class GlooJob:
         self._command(f"{fault} {self.culprit}")
         self._hear("placed")
         if fault == "stopped":
-            os.kill(self.culprit_pid, signal.SIGSTOP)
             _wait_for_state(self.culprit_pid, "T")
         yield
         if fault == "stopped":

@@ -83,8 +83,9 @@ def call_driver():
 
 
 def stage_batch():
-    """A state like any other, in which the test stops the process."""
+    """Stopped by a signal at this line, and no other."""
     say("placed")
+    os.kill(os.getpid(), signal.SIGSTOP)
     signal.pause()
 
 
