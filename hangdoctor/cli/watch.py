@@ -28,6 +28,7 @@ class WatchChoice:
     interval: float
     stall: float
     probe: str | None
+    probe_timeout: float
     log_pattern: tuple[str, ...]
     log: tuple[str, ...]
     exec: str | None
@@ -47,6 +48,8 @@ def watch_options() -> list[click.Parameter]:
         click.Option(["--stall"], type=click.FloatRange(0.2, 86400), default=60.0, show_default=True,
                      metavar="S", help="Act when nothing proves progress for so long; a certain hang needs two looks."),
         click.Option(["--probe"], metavar="URL", help="Also ask this health endpoint; act when it falls silent."),
+        click.Option(["--probe-timeout"], type=click.FloatRange(0.1, 600), default=5.0, show_default=True,
+                     metavar="S", help="How long the health endpoint may take; it must fail twice in a row."),
         click.Option(["--log-pattern"], multiple=True, metavar="RE",
                      help="Act when a new line of the log matches this regular expression."),
         click.Option(["--log"], multiple=True, metavar="FILE", help="A log of the job, besides those that are found."),
@@ -122,6 +125,7 @@ def _orders(choice: WatchChoice, knowledge: Knowledge, *, strict: bool) -> Order
         stall_s=choice.stall,
         plan=_plan(choice, knowledge),
         probe=check_url(choice.probe) if choice.probe is not None else None,
+        probe_s=choice.probe_timeout,
         patterns=compile_patterns(choice.log_pattern),
         is_once=choice.once,
         for_s=choice.for_s,
@@ -186,8 +190,8 @@ COMMAND = Command(
     callback=_watch,
     examples=(
         "hangdoctor watch 41822",
-        "hangdoctor watch --name sglang --stall 120 --probe http://127.0.0.1:30000/health -o /var/log/hangdoctor",
-        "hangdoctor watch --port 8000 --exec 'cat \"$HANGDOCTOR_REPORT\" | mail -s hang oncall'",
-        "hangdoctor watch 41822 --once --log-pattern 'NCCL WARN|CUDA error'",
+        "hangdoctor watch --name sglang --stall 120 --probe http://127.0.0.1:30000/health -o /var/log/watch",
+        "hangdoctor watch --port 8000 --exec './page-oncall.sh'",
+        "hangdoctor watch 41822 --once --log-pattern 'CUDA error'",
     ),
 )

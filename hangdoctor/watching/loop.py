@@ -24,7 +24,7 @@ from hangdoctor.watching.cost import Meter
 from hangdoctor.watching.hook import Hook
 from hangdoctor.watching.log_search import LogSearch
 from hangdoctor.watching.picture import Picture, Since
-from hangdoctor.watching.probe import Probe
+from hangdoctor.watching.probe import PROBE_S, Probe
 from hangdoctor.watching.store import Filed, Store, hook_environment
 from hangdoctor.watching.triggers import (
     Event,
@@ -60,6 +60,7 @@ class Orders:
     plan: Plan
     """For the full capture on a trigger."""
     probe: str | None = None
+    probe_s: float = PROBE_S
     patterns: tuple[Pattern[str], ...] = ()
     is_once: bool = False
     for_s: float | None = None
@@ -94,6 +95,7 @@ class Watch:
         self._since = Since()
         self._meter = Meter()
         self._is_close = False
+        self._took_s = 0.0
         self._can_store = True
         self.last_report: Report | None = None
         """Of the last trigger."""
@@ -118,9 +120,8 @@ class Watch:
             raise
 
     def _rest(self, looked: float, began: float) -> bool:
-        """Sleep until the next look; never look for more than half of the time. False when time is up."""
-        took = time.monotonic() - looked
-        until = looked + max(self._orders.interval_s, 2 * took)
+        """Sleep until the next look, at least as long as the last one took. False when time is up."""
+        until = looked + max(self._orders.interval_s, 2 * self._took_s)
         if self._orders.for_s is not None:
             end = began + self._orders.for_s
             if time.monotonic() >= end:
@@ -131,7 +132,9 @@ class Watch:
 
     def _step(self, view: View) -> bool:
         """One look and what follows from it. False when there is nothing left to look at."""
-        probe = Probe(self._orders.probe) if self._orders.probe is not None else None
+        began = time.monotonic()
+        url = self._orders.probe
+        probe = Probe(url, self._orders.probe_s) if url is not None else None
         capture = self._look()
         answer = probe.answer() if probe is not None else None
         snapshot = capture.snapshots[-1]
@@ -147,6 +150,7 @@ class Watch:
         self._is_close = not sighting.is_moving
         event = self._judge(sighting, answer, snapshot)
         view.show(self._picture(case, report, answer, now))
+        self._took_s = time.monotonic() - began
         self._tell_hook(self._hook.poll() if self._hook else None)
         if event is not None:
             self._act(event, capture)

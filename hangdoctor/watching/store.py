@@ -97,14 +97,14 @@ class Store:
 
     def _free_name(self, reason: Reason) -> Path:
         stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{reason.value}"
-        names = [stem, *(f"{stem}-{number}" for number in range(2, 100))]
+        names = [stem, *(f"{stem}-{number:03}" for number in range(2, 1000))]
         return next(path for name in names if not (path := self.folder / name).exists())
 
     def _prune(self) -> None:
         """The first report shows how it began and is kept; after it the newest are."""
-        filed = sorted(path for path in self.folder.iterdir() if (path / "report.md").is_file())
+        filed = sorted(self.folder.glob("*/report.md"), key=lambda path: path.stat().st_mtime_ns)
         for old in filed[1 : 1 - MOST_REPORTS]:
-            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(old.parent, ignore_errors=True)
 
     def size_bytes(self) -> int:
         """Everything in the folder."""
