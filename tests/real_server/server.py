@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -42,6 +43,8 @@ OPTIONS = (
     "--enforce-eager",
     "--kv-cache-memory-bytes", "67108864",
 )  # fmt: skip
+
+_JOINING = re.compile(r"\(Worker pid=(\d+)\) .*world_size=\d+ rank=(\d+) .*distributed_init_method=")
 
 
 class NoAnswer(Exception):
@@ -142,6 +145,14 @@ class Server:
     def worker(self, rank: int) -> int:
         return self.titled(f"VLLM::Worker_TP{rank}")
 
+    def wait_for_rendezvous(self, count: int, timeout_s: float = START_S) -> dict[int, int]:
+        """Rank to pid, once ``count`` workers have said that they join; their titles name no rank yet."""
+        deadline = time.monotonic() + timeout_s
+        while len(found := _JOINING.findall(self.log)) < count:
+            assert time.monotonic() < deadline, f"{len(found)} of {count} workers\n{self.log[-4000:]}"
+            time.sleep(0.25)
+        return {int(rank): int(pid) for pid, rank in found}
+
     @property
     def engine(self) -> int:
         return self.titled("VLLM::EngineCore")
@@ -213,6 +224,8 @@ def serving(
     say_fd = os.open(folder / "say", os.O_RDWR)  # read-write: no end of file between two workers
     port = free_port()
     popen = start(installation, folder, port, model or installation.model("tiny"), options, environment or {})
+    # As a shell would: otherwise a server that ends by itself stays a zombie of the test.
+    threading.Thread(target=popen.wait, daemon=True).start()
     server = Server(popen, port, folder, say_fd)
     try:
         yield server

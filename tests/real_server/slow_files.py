@@ -6,8 +6,8 @@ Processes whose title begins with TITLE read at the rate that arrives on stdin: 
 (reads block), ``rate max``. All others read at full speed. End of stdin ends it: unmounted, pending reads fail.
 
 It speaks the kernel's FUSE protocol (include/uapi/linux/fuse.h) itself, because mount(2) and /dev/fuse are all that it
-needs: no libfuse, no package. A process with TITLE gets inodes of its own, so that it has its own page cache too, as a
-second machine would; otherwise the pages that another rank has read would make it fast.
+needs: no libfuse, no package. A process with TITLE gets inodes of its own, and so a page cache of its own, as if it
+were on another machine; otherwise the pages that the fast ranks have read would make it fast.
 """
 
 from __future__ import annotations
@@ -58,12 +58,19 @@ class Pending:
 
 
 class SlowFolder:
-    """Answers the kernel for one mounted folder. Node 2n serves file n to everybody, 2n + 1 to the throttled."""
+    """Answers the kernel for one folder. Node 2n is file n before a throttled process asked for it, 2n + 1 after.
+
+    Who is throttled is decided at the look-up: to read its title during a read could wait for the memory map that the
+    reader itself holds. From then on everybody gets the throttled inode: whoever made the kernel look again and find
+    another one, say by stat(2), would turn the file in /proc/PID/maps into a deleted one.
+    """
 
     def __init__(self, folder: Path, title: str, device: int) -> None:
         self._files = sorted(path for path in folder.iterdir() if path.is_file())
         self._title = title.encode()
         self._device = device
+        self._slow_pids: set[int] = set()
+        self._slow_nodes: set[int] = set()
         self._pending: deque[Pending] = deque()
         self._rate: float | None = None
         self._next_at = time.monotonic()
@@ -158,16 +165,20 @@ class SlowFolder:
         name = os.fsdecode(call.body.rstrip(b"\0"))
         for number, path in enumerate(self._files, 1):
             if path.name == name:
-                node = 2 * number + self._is_slow(call.pid)
+                node = self._choose_node(number, call.pid)
                 # No validity: the next process to walk this path is asked for again, and may get another inode.
                 return struct.pack("<QQQQII", node, 0, 0, 0, 0, 0) + self._attributes(node)
         return errno.ENOENT
 
-    def _is_slow(self, pid: int) -> bool:
+    def _choose_node(self, number: int, pid: int) -> int:
         try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(self._title)
+            is_slow = Path(f"/proc/{pid}/cmdline").read_bytes().startswith(self._title)
         except OSError:
-            return False
+            is_slow = False
+        if is_slow:
+            self._slow_pids.add(pid)
+            self._slow_nodes.add(2 * number + 1)
+        return 2 * number + ((2 * number + 1) in self._slow_nodes)
 
     def _attributes(self, node: int) -> bytes:
         if node == ROOT_NODE:
@@ -181,7 +192,7 @@ class SlowFolder:
         _, offset, size, *_ = READ.unpack_from(call.body)
         with self._files[call.node // 2 - 1].open("rb") as file:
             data = os.pread(file.fileno(), size, offset)
-        if call.node % 2 == 0 or self._rate is None:
+        if call.pid not in self._slow_pids or self._rate is None:
             return data
         self._pending.append(Pending(call, data))
         if len(self._pending) == 1:

@@ -5,8 +5,10 @@ TIDEPOOL_FOLDER holds what both sides share:
 - ``order``, a file ``BUG RANK``: what the next step does, on which rank (``*``: on all);
 - ``say``, a FIFO: ``placed BUG RANK`` right before the worker blocks, ``released BUG RANK`` once it goes on.
 
-SIGUSR1 releases a blocked worker; its step then goes on as if nothing had been. TIDEPOOL_USE_GLOO=1 makes all ranks
-use torch.distributed instead of vLLM's shared memory.
+SIGUSR1 releases a blocked worker; its step then goes on as if nothing had been.
+
+TIDEPOOL_USE_GLOO=1 makes all ranks use torch.distributed instead of vLLM's shared memory. TIDEPOOL_PORTS=N,M makes
+rank 0 wait for its peers at port N and rank 1 at port M, which only differ on nodes that were configured differently.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ class Hooks:
         for method in ("execute_model", "sample_tokens"):
             setattr(CPUWorker, method, self._around_step(method, getattr(CPUWorker, method)))
         setattr(LlamaMLP, "forward", self._around_layer(LlamaMLP.forward))  # noqa: B010
+        if ports := os.environ.get("TIDEPOOL_PORTS"):
+            CPUWorker.__init__ = self._at_port(ports.split(",")[self._rank], CPUWorker.__init__)
         if os.environ.get("TIDEPOOL_USE_GLOO"):
             setattr(CpuCommunicator, "_all_group_ranks_share_shm_group_name", lambda self: False)  # noqa: B010
 
@@ -83,6 +87,13 @@ class Hooks:
             return step(worker, *args, **kwargs)
 
         return execute
+
+    def _at_port(self, port: str, create: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(create)
+        def init(worker: object, *args: object, **kwargs: object) -> None:
+            create(worker, *args, **{**kwargs, "distributed_init_method": f"tcp://127.0.0.1:{port}"})
+
+        return init
 
     def _around_layer(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
