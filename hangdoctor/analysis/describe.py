@@ -6,14 +6,15 @@ from hangdoctor.analysis.findings import Suspect
 from hangdoctor.analysis.standing import is_dead, is_stopped
 from hangdoctor.case import Member, Movement, ThreadTrack, naming_frame
 from hangdoctor.knowledge.catalogue import Stage
-from hangdoctor.model import Activity, Frame, Stack
+from hangdoctor.model import Activity, Frame, Method, Stack
 
 _SHOWN_FRAMES = 6
 
 
 def name_member(member: Member) -> str:
-    """``TP1 (pid 4902)``."""
-    return f"{member.label} (pid {member.pid})"
+    """``TP1 (pid 4902)``; without the pid where a foreign dump gave none."""
+    pid = member.last.known_pid
+    return member.label if pid is None else f"{member.label} (pid {pid})"
 
 
 def name_frame(frame: Frame) -> str:
@@ -37,6 +38,10 @@ def name_thread(track: ThreadTrack | None) -> str | None:
     return thread.name or thread.comm
 
 
+_PAST = {Method.FLIGHT_RECORDER: "issued the stuck work", Method.TRACEBACK: "failed"}
+"""Stacks that do not show where a thread stands now."""
+
+
 def doing(suspect: Suspect) -> str:
     """What a suspect does, as a clause after its name: ``sleeps in load_shard (gloo.py:19)``."""
     member, track = suspect.member, suspect.track
@@ -47,6 +52,9 @@ def doing(suspect: Suspect) -> str:
         return f"is stopped{where}"
     if track is None:
         return "shows no threads"
+    past = _PAST.get(track.last.thread.stack.method) if track.last.thread.stack else None
+    if past is not None:
+        return f"{past}{where}"
     if member.compilers:
         names = ", ".join(sorted({p.comm or "?" for p in member.compilers}))
         return f"compiles{where} ({names})"

@@ -9,6 +9,7 @@ from hangdoctor.analysis.gpu import GpuStatement
 from hangdoctor.analysis.log_moves import LogMove
 from hangdoctor.analysis.waits import Node, WaitGraph
 from hangdoctor.case import Case, Member, ThreadTrack
+from hangdoctor.model import Rank
 from hangdoctor.report import Cause, Confidence, Kind, Progress
 
 
@@ -55,6 +56,12 @@ class Finding:
     """For an undecided case: the one observation that would decide."""
     command: str | None = None
     """And the command for it (``{pid}`` is filled in)."""
+    waiting: tuple[Member, ...] = ()
+    """Members that only wait, where whom they wait for was not seen or cannot be named."""
+    absent: tuple[Rank, ...] = ()
+    """Ranks that the evidence names without any process of theirs: others logged that they did not come."""
+    needs_no_second_look: bool = False
+    """Its evidence spans time by itself (a timer of the job ran out), or time would not change it (a cycle)."""
 
 
 @dataclass(frozen=True, slots=True)

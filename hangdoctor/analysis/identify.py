@@ -90,6 +90,8 @@ def _identify(
     if rank is None:
         hint = next((look.rank_hint for look in looks if look is not None and look.rank_hint), None)
         rank = parse_rank(hint) if hint else None
+        if rank is not None and role is None:
+            role = PROCESS  # the text calls it a rank: also one that shows no thread (NCCL's watchdog, RAS)
     if rank is not None and key.host is not None and rank.host is None:
         rank = replace(rank, host=key.host)
     return Identity(key, looks, role, rank)

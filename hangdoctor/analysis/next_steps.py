@@ -92,7 +92,8 @@ def _hung(finding: Finding, suspect: Suspect) -> list[NextStep]:
         return []
     text, command = _HUNG[finding.cause]
     who, pid = name_member(suspect.member), suspect.member.pid
-    return [NextStep(text.format(who=who), command.format(pid=pid) if command else None)]
+    is_usable = command is not None and (suspect.member.last.known_pid is not None or "{pid}" not in command)
+    return [NextStep(text.format(who=who), command.format(pid=pid) if command and is_usable else None)]
 
 
 def _continue(suspect: Suspect) -> NextStep:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from hangdoctor.analysis.charges import SLOW_CAUSES
 from hangdoctor.analysis.describe import doing, name_member, name_thread
 from hangdoctor.analysis.edges import find_edges
 from hangdoctor.analysis.evidence import EvidenceBook, cite_suspect, cite_victims
@@ -12,8 +15,10 @@ from hangdoctor.analysis.log_moves import log_progress
 from hangdoctor.analysis.rules import all_rules
 from hangdoctor.analysis.standing import is_dead, is_stopped
 from hangdoctor.analysis.suspects import find_suspects
+from hangdoctor.analysis.timers import alarm_of
 from hangdoctor.analysis.waits import Node, build_graph
 from hangdoctor.case import Case, Member, naming_frame
+from hangdoctor.model import Rank
 from hangdoctor.report import Confidence, Culprit, Kind, Verdict, Victim
 
 _MOST_CULPRITS = 8
@@ -34,13 +39,23 @@ def decide(situation: Situation) -> tuple[Rule, Finding, tuple[tuple[Rule, Findi
     """The first rule that speaks, and the others that would have spoken too."""
     spoken = [(rule, finding) for rule in all_rules() if (finding := rule.check(situation)) is not None]
     (rule, finding), *others = spoken
-    return rule, finding, tuple(others)
+    return rule, _hardened(situation, finding), tuple(others)
+
+
+def _hardened(situation: Situation, finding: Finding) -> Finding:
+    """What one look leaves open is a hang all the same when a timer of the job has run out meanwhile."""
+    alarm = alarm_of(situation.case) if finding.kind is Kind.UNKNOWN else None
+    if alarm is None or situation.case.look_count > 1 or finding.cause in SLOW_CAUSES:
+        return finding
+    because = f"{finding.because}; {alarm.text}"
+    return replace(finding, kind=Kind.HUNG, because=because, needs_no_second_look=True)
 
 
 def write_verdict(situation: Situation, book: EvidenceBook) -> tuple[Verdict, Finding]:
     """The verdict in words. Evidence is added to ``book`` in the order it is cited."""
     rule, finding, others = decide(situation)
     culprits = tuple(_culprit(situation, book, s) for s in finding.suspects[:_MOST_CULPRITS])
+    culprits += tuple(_absentee(rank) for rank in finding.absent[: _MOST_CULPRITS - len(culprits)])
     victims = _victims(situation, finding)
     if victims:
         cite_victims(book, fold_labels(m.label for m in victims), victims)
@@ -73,6 +88,8 @@ def _is_about_the_same(other: Finding, finding: Finding) -> bool:
 
 
 def _needs_one_look(finding: Finding) -> bool:
+    if finding.needs_no_second_look:
+        return True
     return all(is_stopped(s.member) or is_dead(s.member) for s in finding.suspects)
 
 
@@ -91,9 +108,9 @@ def summarize(finding: Finding, victims: tuple[Member, ...]) -> str:
         text = (
             f"{fold_labels(s.member.label for s in suspects)} {_doing_together(suspects)}: {finding.because}"
         )
-    if victims:
+    if victims and (suspects or finding.absent):
         verb = "waits" if len(victims) == 1 else "wait"
-        whom = "it" if len({s.member.key for s in suspects}) == 1 else "them"
+        whom = "it" if len({s.member.key for s in suspects}) + len(finding.absent) == 1 else "them"
         text += f"; {fold_labels(m.label for m in victims)} {verb} for {whom}"
     return text
 
@@ -119,7 +136,7 @@ def _victims(situation: Situation, finding: Finding) -> tuple[Member, ...]:
     nodes: list[Node] = []
     for suspect in finding.suspects:
         nodes += situation.graph.waiters_on(suspect.node)
-    keys = {node.key for node in nodes} - guilty
+    keys = ({node.key for node in nodes} | {m.key for m in finding.waiting}) - guilty
     found = [m for m in situation.case.members if m.key in keys]
     return tuple(sorted(found, key=lambda m: (m.kind.value != "rank", m.label)))
 
@@ -128,7 +145,7 @@ def _culprit(situation: Situation, book: EvidenceBook, suspect: Suspect) -> Culp
     member, track = suspect.member, suspect.track
     view = track.last if track else None
     return Culprit(
-        pid=member.pid,
+        pid=member.last.known_pid,
         tid=track.tid if track else None,
         thread=name_thread(track),
         role=member.role.id,
@@ -142,14 +159,21 @@ def _culprit(situation: Situation, book: EvidenceBook, suspect: Suspect) -> Culp
     )
 
 
+def _absentee(rank: Rank) -> Culprit:
+    return Culprit(None, None, None, None, rank, None, None, "was not seen")
+
+
 def _victim(situation: Situation, member: Member) -> Victim:
     pids = [
         e.holder.key.pid
         for e in situation.graph.edges
-        if e.waiter.key == member.key and e.holder is not None and e.holder.key != member.key
+        if e.waiter.key == member.key
+        and e.holder is not None
+        and e.holder.key != member.key
+        and e.holder.key.pid > 0
     ]
     return Victim(
-        pid=member.pid,
+        pid=member.last.known_pid,
         role=member.role.id,
         rank=member.rank,
         waits_for=tuple(dict.fromkeys(pids)),

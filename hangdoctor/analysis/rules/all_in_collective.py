@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hangdoctor.analysis.charges import LEAST_STILLNESS_S
+from hangdoctor.analysis.describe import name_frame, name_member
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
 from hangdoctor.analysis.standing import collective_name, in_collective, is_idle, is_settled
@@ -19,20 +20,45 @@ def check(situation: Situation) -> Finding | None:
     if not ranks or not all(is_settled(m.lead) and not is_idle(m) for m in ranks):
         return None
     if all(in_collective(m) for m in ranks) and len({collective_name(m) for m in ranks}) == 1:
+        if len(ranks) == 1 and case.expected_world is None:
+            return _alone(case, ranks[0], f"in {collective_name(ranks[0])}")
         return _statement(case, ranks, Cause.ALL_IN_COLLECTIVE, f"in {collective_name(ranks[0])}")
     if all(_is_meeting(m) for m in ranks):
+        if len(ranks) == 1 and case.expected_world is None:
+            return _alone(case, ranks[0], _meeting(ranks[0]))
         title = ranks[0].aspect.title if ranks[0].aspect else "meeting"
         return _statement(case, ranks, Cause.MISSING_PEER, f"in the same rendezvous ({title})")
     return None
 
 
 def _is_meeting(member: Member) -> bool:
+    """Waiting for peers outside collectives. Serving phases meet peers too, but computing in one is no meeting."""
     phases = [p for p in (member.aspect, member.phase) if p is not None]
     lead = member.lead
     return (
         lead is not None
-        and lead.last.activity is not Activity.WAIT_COLLECTIVE
+        and lead.last.activity is Activity.WAIT_PEER
         and any(p.waits_for == "peers" and p.server != "python" for p in phases)
+    )
+
+
+def _meeting(member: Member) -> str:
+    return member.aspect.title if member.aspect else "meeting its peers"
+
+
+def _alone(case: Case, member: Member, where: str) -> Finding:
+    """One process, and none of those that it waits for: whoever is to blame, it is not the one seen."""
+    frame = f" ({name_frame(member.frame)})" if member.frame is not None else ""
+    because = f"{name_member(member)} is {where}{frame} and waits for peers that were not seen"
+    is_long = case.look_count > 1 and case.window_s >= max(LEAST_STILLNESS_S, _budget((member,)))
+    return Finding(
+        Kind.HUNG if is_long else Kind.UNKNOWN,
+        Confidence.POSSIBLE,
+        Cause.MISSING_PEER,
+        because,
+        decider="what the other ranks do: dump them, too",
+        command="hangdoctor attach {pid}",
+        waiting=(member,),
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hangdoctor.analysis.charges import Charge
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.judge import judge
+from hangdoctor.analysis.naming import without_bystanders
 from hangdoctor.analysis.waits import EdgeKind
 from hangdoctor.report import Confidence, Kind, ProgressClass
 
@@ -23,16 +26,7 @@ def check(situation: Situation) -> Finding | None:
     best = min(findings, key=_rank)
     alike = [f for f in findings if f.kind is best.kind and f.cause is best.cause]
     suspects = tuple(s for f in alike for s in f.suspects)
-    return Finding(
-        best.kind,
-        best.confidence,
-        best.cause,
-        best.because,
-        suspects,
-        best.progress,
-        best.decider,
-        best.command,
-    )
+    return without_bystanders(situation, replace(best, suspects=suspects))
 
 
 def _charge(situation: Situation, suspect: Suspect) -> Charge:
