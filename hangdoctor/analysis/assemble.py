@@ -12,6 +12,7 @@ from hangdoctor.analysis.folding import fold_labels
 from hangdoctor.analysis.matches import known_matches
 from hangdoctor.analysis.nccl import read_nccl_env
 from hangdoctor.analysis.next_steps import next_steps
+from hangdoctor.analysis.ras_view import cite_ras, ras_gaps
 from hangdoctor.analysis.verdict import assess, write_verdict
 from hangdoctor.analysis.waits import Edge, Node
 from hangdoctor.case import Case, Member, ThreadTrack
@@ -35,6 +36,7 @@ def write_report(case: Case, knowledge: Knowledge) -> Report:
     situation = assess(case)
     book = EvidenceBook()
     verdict, finding = write_verdict(situation, book)
+    cite_ras(book, case)
     nccl = read_nccl_env(
         {m.label: m.last.environ for m in case.ranks if m.last.environ},
         case.server,
@@ -221,7 +223,7 @@ def _party(case: Case, node: Node) -> Party:
 def _gaps(case: Case) -> tuple[Gap, ...]:
     """All gaps once: the same one in every look is one gap."""
     seen: dict[tuple[str, str, str], Gap] = {}
-    for gap in (*case.capture.gaps, *(g for s in case.capture.snapshots for g in s.gaps)):
+    for gap in (*case.capture.gaps, *(g for s in case.capture.snapshots for g in s.gaps), *ras_gaps(case)):
         seen.setdefault((gap.source, gap.subject, gap.reason), gap)
     return tuple(seen.values())
 

@@ -42,7 +42,8 @@ def _attach(state: State, /, **values: Any) -> int:
         path=path,
         must_save=keep.bundle is not None,
     )
-    stops_early = look.snapshots is None and look.interval is None
+    # NCCL's counts mean something in two answers some seconds apart.
+    stops_early = look.snapshots is None and look.interval is None and not (look.ras or look.ras_force)
     taken = looking.take(tree, make_plan(look, knowledge), stops_early=stops_early)
     if not taken.capture.snapshots:
         raise KeyboardInterrupt

@@ -8,15 +8,24 @@ import click
 
 from hangdoctor.cli.command import Command
 from hangdoctor.cli.exit_codes import COULD_NOT_LOOK, DONE
+from hangdoctor.cli.group import State
 from hangdoctor.cli.streams import print_wrapped
 
 _MARKS = {True: "yes", False: "NO", None: "–"}
 
 
-def _check(pid: int | None, json: bool) -> int:
+@click.pass_obj
+def _check(state: State, /, pid: int | None, json: bool, ras: bool) -> int:
     from hangdoctor.collect.check import check
 
-    results = check(pid)
+    if ras:
+        from hangdoctor.collect.ras_asking import WARNING
+        from hangdoctor.errors import WrongUsage
+
+        if pid is None:
+            raise WrongUsage("--ras needs the pid of a rank: hangdoctor check PID --ras")
+        state.say(WARNING)
+    results = check(pid, use_ras=ras)
     if json:
         import json as json_
 
@@ -45,6 +54,11 @@ COMMAND = Command(
     "that is missing.\n\nWith a pid it tries that process. Nothing is stopped.",
     params=[
         click.Argument(["pid"], type=int, required=False, metavar="[PID]"),
+        click.Option(
+            ["--ras"],
+            is_flag=True,
+            help="Also ask NCCL's RAS service of that rank; questions have crashed jobs (NCCL 2.26 to 2.29).",
+        ),
         click.Option(["--json"], is_flag=True, help="The answers as JSON: [{name, ok, detail, remedy}]."),
     ],
     callback=_check,

@@ -16,6 +16,7 @@ from hangdoctor.cli.group import State
 from hangdoctor.cli.options import KeepChoice, LookChoice
 from hangdoctor.cli.output import refuse_overwriting
 from hangdoctor.collect import Interrupted, Plan, Tree, take_capture
+from hangdoctor.collect.ras_asking import WARNING
 from hangdoctor.errors import HangdoctorError
 from hangdoctor.knowledge import Knowledge
 from hangdoctor.model import Capture
@@ -37,6 +38,8 @@ def make_plan(choice: LookChoice, knowledge: Knowledge) -> Plan:
         interval_s=choice.interval,
         native=choice.native,
         allow_pause=choice.allow_pause,
+        use_ras=choice.ras or choice.ras_force,
+        force_ras=choice.ras_force,
         logs=tuple(str(Path(path).absolute()) for path in choice.log),
         is_env_allowed=knowledge.is_env_allowed,
         knowledge_revision=knowledge.revision,
@@ -80,6 +83,8 @@ class Looking:
 
     def take(self, tree: Tree, plan: Plan, *, stops_early: bool) -> Taken:
         """The capture, redacted and saved; a signal ends it early with what there is."""
+        if plan.use_ras:
+            self._talk.warn(WARNING)
         count = len(tree.members)
         self._talk.tell(
             f"{tree.server or 'job'} at pid {tree.root}: {count} process{'es' if count != 1 else ''}, "

@@ -96,10 +96,12 @@ class LookChoice:
     native: bool
     allow_pause: bool
     log: tuple[str, ...]
+    ras: bool = False
+    ras_force: bool = False
 
 
 def look_options() -> list[click.Parameter]:
-    """--snapshots, --interval, --native, --allow-pause and --log."""
+    """--snapshots, --interval, --native, --allow-pause, --ras and --log."""
     return [
         _option("--snapshots", type=click.IntRange(1, 1000), metavar="N",
                 help="How many looks.  [default: 3, fewer when two prove it]"),
@@ -108,6 +110,9 @@ def look_options() -> list[click.Parameter]:
         _option("--native", is_flag=True, help="Also native frames; stops each process for 0.3 to 2 s."),
         _option("--allow-pause", is_flag=True,
                 help="Stop a process for milliseconds where its stack cannot be read otherwise."),
+        _option("--ras", is_flag=True,
+                help="Also ask NCCL's RAS service how far each rank is; such questions have crashed jobs."),
+        _option("--ras-force", is_flag=True, help="With --ras: ask even where it is known to be dangerous."),
         _option("--log", multiple=True, metavar="FILE", help="A log of the job, besides those that are found."),
     ]  # fmt: skip
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from hangdoctor.collect import memory, procfs
 from hangdoctor.collect.deadline import Trouble, call
-from hangdoctor.collect.processes import remedy_for
+from hangdoctor.collect.processes import read_processes, remedy_for
 from hangdoctor.collect.procfs import read_bytes
 from hangdoctor.collect.pyspy import Failure, Mode, PySpy, classify, command, find_py_spy
+from hangdoctor.collect.ras import DEADLINE_S
+from hangdoctor.collect.ras_asking import ask_ras
 from hangdoctor.collect.spawn import run
 
 TRY_S = 3.0
@@ -43,10 +45,10 @@ class CheckResult:
     remedy: str | None = None
 
 
-def check(pid: int | None = None) -> tuple[CheckResult, ...]:
+def check(pid: int | None = None, *, use_ras: bool = False) -> tuple[CheckResult, ...]:
     """Everything that decides how much can be seen, of ``pid`` or of an own child when none is given. Never raises.
 
-    Non-blocking throughout: the target is read, not stopped.
+    Non-blocking throughout: the target is read, not stopped. ``use_ras`` also asks NCCL's service about ``pid``.
     """
     results = [_check_user(), _check_yama(), _check_py_spy(), _check_perf(), _check_gpu(), _check_container()]
     if pid is None:
@@ -58,7 +60,8 @@ def check(pid: int | None = None) -> tuple[CheckResult, ...]:
             *results,
             CheckResult(f"process {pid}", False, "it does not exist, or /proc hides it", remedy),
         )
-    return (*results, *_check_target(pid, stat))
+    ras = (_check_ras(stat),) if use_ras and stat.state not in "ZX" else ()
+    return (*results, *_check_target(pid, stat), *ras)
 
 
 def _is_visible(pid: int) -> bool:
@@ -193,6 +196,19 @@ def _check_target(pid: int, stat: procfs.Stat) -> tuple[CheckResult, ...]:
         _check_stacks(pid),
     ]
     return tuple(found)
+
+
+def _check_ras(stat: procfs.Stat) -> CheckResult:
+    """One question to the service that this rank is said to have."""
+    processes, _ = read_processes((stat,), lambda name: name == "NCCL_RAS_ADDR", {})
+    answers, gaps = ask_ras(processes, None, force=False, limit_s=DEADLINE_S)
+    if not answers:
+        gap = gaps[0]
+        return CheckResult("NCCL RAS", False, f"{gap.subject}: {gap.reason}", gap.remedy)
+    answer = answers[0]
+    took = f" in {answer.took_s:.1f} s" if answer.took_s is not None else ""
+    detail = f"NCCL {answer.nccl_version or '?'} at {answer.address} answered{took}"
+    return CheckResult("NCCL RAS", True, detail)
 
 
 def _try(

@@ -22,11 +22,12 @@ from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.processes import merge_gaps, read_processes
 from hangdoctor.collect.procfs import Stat, list_tids, read_table
 from hangdoctor.collect.pyspy import PySpy
+from hangdoctor.collect.ras_asking import ask_ras
 from hangdoctor.collect.schedclock import SchedulerClock
 from hangdoctor.collect.surroundings import Surroundings, read_locks, read_logs
 from hangdoctor.collect.syscalls import decode_syscall
 from hangdoctor.collect.threads import ThreadTable, read_threads
-from hangdoctor.model import FileLock, Gap, Gpu, HostLoad, LogTail, Process, Snapshot, SpinSample
+from hangdoctor.model import FileLock, Gap, Gpu, HostLoad, LogTail, Process, RasAnswer, Snapshot, SpinSample
 
 THREADS_S = 1.0
 
@@ -48,6 +49,7 @@ class Look:
         self._file_locks: tuple[FileLock, ...] = ()
         self._logs: tuple[LogTail, ...] = ()
         self._load: HostLoad | None = None
+        self._ras: tuple[RasAnswer, ...] = ()
         self._paused_s = 0.0
 
     def take(self, stats: Sequence[Stat], visible: frozenset[int], previous: Snapshot | None) -> Snapshot:
@@ -66,6 +68,7 @@ class Look:
             self._read_threads()
             self._read_stacks()
             self._read_memory()
+            self._ask_ras(previous)
             self._file_locks, gaps = read_locks(self.processes)
             self.gaps.extend(gaps)
             self._logs, gaps = read_logs(self.processes, self._plan.logs)
@@ -89,6 +92,7 @@ class Look:
             load=self._load,
             gaps=merge_gaps(self.gaps),
             paused_s=self._paused_s,
+            ras=self._ras,
         )
 
     def _read_threads(self) -> None:
@@ -171,6 +175,12 @@ class Look:
             self.gaps.extend(gaps)
         if self._plan.use_flight:
             self.processes, gaps = inside.add_flight(self.processes, self._clock.left())
+            self.gaps.extend(gaps)
+
+    def _ask_ras(self, previous: Snapshot | None) -> None:
+        if self._plan.use_ras:
+            force, left = self._plan.force_ras, self._clock.left()
+            self._ras, gaps = ask_ras(self.processes, previous, force=force, limit_s=left)
             self.gaps.extend(gaps)
 
     def _drop_the_gone(self) -> None:

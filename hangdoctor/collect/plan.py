@@ -31,6 +31,10 @@ class Plan:
     use_locks: bool = True
     use_flight: bool = True
     use_spin: bool = True
+    use_ras: bool = False
+    """Ask NCCL's RAS service; off, because such questions have crashed jobs."""
+    force_ras: bool = False
+    """Ask even where it is known to be dangerous."""
     look_s: float = 30.0
     """One look ends after about this many seconds with what it has."""
     knowledge_revision: str | None = None

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from hangdoctor import __version__
 from hangdoctor.collect import host
@@ -15,6 +16,7 @@ from hangdoctor.collect.look import Look
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.procfs import read_table
 from hangdoctor.collect.pyspy import PySpy, find_py_spy
+from hangdoctor.collect.ras_asking import SPACING_S
 from hangdoctor.collect.tree import Tree, grow
 from hangdoctor.errors import TargetNotFound
 from hangdoctor.model import Capture, Gap, Snapshot, SpinSample, Target, Tool
@@ -89,6 +91,7 @@ class _Run:
         self._snapshots: list[Snapshot] = []
         self._look: Look | None = None
         self._spins: Mapping[int, SpinSample] = {}
+        self._asked_ras_at = float("-inf")
         program = find_py_spy()
         self._program = program if isinstance(program, PySpy) else None
         self._gaps = [program] if isinstance(program, Gap) else _age_gaps(program)
@@ -123,9 +126,17 @@ class _Run:
                 hint="Is it restarting? `hangdoctor attach --name PATTERN` finds the new one.",
             )
         previous = self._snapshots[-1] if self._snapshots else None
-        self._look = Look(self._plan, self._program, self._spins)
+        self._look = Look(self._plan_now(), self._program, self._spins)
         stats = [table[pid] for pid in self._tree.pids]
         self._snapshots.append(self._look.take(stats, frozenset(table), previous))
+
+    def _plan_now(self) -> Plan:
+        """NCCL's service is asked in looks some seconds apart, whatever their spacing is."""
+        now = time.monotonic()
+        if not self._plan.use_ras or now - self._asked_ras_at < SPACING_S:
+            return replace(self._plan, use_ras=False)
+        self._asked_ras_at = now
+        return self._plan
 
     def _wait_until(self, moment: float) -> None:
         """Uses the pause to watch hot threads: the samples go with the look that follows."""

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
+from hangdoctor.analysis.ras_view import behind
 from hangdoctor.analysis.standing import collective_name, in_collective, is_idle, is_settled
 from hangdoctor.case import Case, Member
 from hangdoctor.model import Activity, FlightEntry
@@ -22,7 +23,7 @@ def check(situation: Situation) -> Finding | None:
         return None
     found = _apart(case)
     if found is None and all(in_collective(m) for m in case.ranks):
-        found = _by_name(case)
+        found = _by_name(case) or _by_ras(case)
     return found
 
 
@@ -47,6 +48,12 @@ def _by_name(case: Case) -> Finding | None:
     )
     confidence = Confidence.LIKELY if case.look_count > 1 else Confidence.POSSIBLE
     return _finding(confidence, f"the ranks wait in different collectives: {told}", suspects)
+
+
+def _by_ras(case: Case) -> Finding | None:
+    """All wait in what looks like one collective, and NCCL has counted that some have launched fewer."""
+    found = behind(case)
+    return _finding(Confidence.LIKELY, found[1], found[0]) if found is not None else None
 
 
 def _different_at_one_number(case: Case) -> Finding | None:
