@@ -68,6 +68,14 @@ def test_twin_all_ranks_pass_through_collectives() -> None:
     assert diagnosis(ranks).verdict.kind is not Kind.HUNG
 
 
+def test_ranks_whose_collectives_finish_run() -> None:
+    steps = [in_collective(caller=f"train_step /job/train.py:{n}") for n in (31, 32, 33)]
+    flight = [entry(100), entry(290), entry(730)]
+    ranks = [rank(n, WORLD, steps, cpu_s=2.0, switches=900, flight=flight) for n in range(WORLD)]
+    report = diagnosis(ranks)
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.READY, Cause.SERVING)
+
+
 def test_a_laggard_seen_only_once_is_named_but_not_called_hung() -> None:
     report = diagnosis(job(rank(ODD, WORLD, [LOADING], syscall=SLEEP)), offsets=(0.0,))
     assert report.verdict.kind is Kind.UNKNOWN

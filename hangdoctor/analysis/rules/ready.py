@@ -45,9 +45,14 @@ def _served_before(member: Member) -> bool:
 
 def _serves(member: Member) -> bool:
     phase, lead = member.phase, member.lead
-    if phase is None or lead is None or phase.stage not in (Stage.SERVING, Stage.IDLE):
+    if lead is None:
         return False
-    return lead.movement in (Movement.MOVING, Movement.CYCLING) or member.progress.kind is ProgressClass.PROOF
+    is_proven = member.progress.kind is ProgressClass.PROOF
+    if is_proven and member.progress.unit == "collectives/s":
+        return True  # a training loop: whatever its frames are called, collectives finish
+    if phase is None or phase.stage not in (Stage.SERVING, Stage.IDLE):
+        return False
+    return lead.movement in (Movement.MOVING, Movement.CYCLING) or is_proven
 
 
 RULE = Rule(
