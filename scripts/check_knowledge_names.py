@@ -57,6 +57,7 @@ NOT_INDEXED = (
     "deep_ep/",
     "deep_gemm/",
     "deepspeed/",
+    "jax/",
     "lmdeploy/",
     "megatron/training/",
     "modelscope/",
@@ -69,11 +70,14 @@ NOT_INDEXED = (
     "tensorrt_llm/",
     "text_generation_server/",
     "tilelang/",
+    "torch_npu/",
+    "torchdata/",
     "tqdm/",
     "transformers/",
     "triton/",
     "urllib3/",
     "uvloop/",
+    "vllm_ascend/",
 )
 """Packages without a wheel that pip can fetch alone, or too large; their names were read in the sources."""
 

@@ -58,6 +58,7 @@ def test_a_misspelt_name_is_noticed() -> None:
 OLD = {"sglang.overlap-thread"}
 YOUNG = {
     "sglang.spawn": "0.5.9",
+    "sglang.ports-handshake": "0.5.9",
     "sglang.dp-prelaunch": "0.5.23",
     "sglang.nccl-prewarm": "0.5.23",
     "sglang.gated-launch": "0.5.23",
