@@ -43,7 +43,7 @@ def assemble(sightings: Iterable[Sighting]) -> tuple[Snapshot, ...]:
     register.enter(_worthwhile(list(sightings)))
     people = register.people
     host = _only_host(people)
-    numbers = _numbers(people)
+    numbers = _numbers(people, host)
     looks = [(person, _looks(person)) for person in people]
     rows = _aligned(looks)
     snapshots = []
@@ -70,17 +70,17 @@ def _only_host(people: Sequence[Person]) -> str | None:
     return next(iter(hosts)) if len(hosts) == 1 else None
 
 
-def _numbers(people: Sequence[Person]) -> dict[int, int]:
+def _numbers(people: Sequence[Person], host: str | None) -> dict[int, int]:
     """A pid each. Whoever has none, or shares it with another without a host to tell them apart, gets -1, -2 …"""
     claims: dict[tuple[str | None, int], int] = {}
     for person in people:
         if person.pid is not None:
-            key = (person.host, person.pid)
+            key = (person.host or host, person.pid)
             claims[key] = claims.get(key, 0) + 1
     numbers: dict[int, int] = {}
     unknown = 0
     for person in people:
-        if person.pid is not None and claims[(person.host, person.pid)] == 1:
+        if person.pid is not None and claims[(person.host or host, person.pid)] == 1:
             numbers[id(person)] = person.pid
         else:
             unknown -= 1

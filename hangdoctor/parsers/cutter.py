@@ -23,9 +23,9 @@ from hangdoctor.parsers.ranges import LineRanges
 from hangdoctor.parsers.records import split_record
 from hangdoctor.parsers.registry import BlockFormat, JsonFormat, Opening, Reader, formats
 
-_SHORTEST_LINE, _LONGEST_LINE = 4, 8192
-_MOST_LINES = 2_000_000
-_FIRST_LINES, _LAST_LINES = 100_000, 500_000
+_SHORTEST_LINE, _LONGEST_LINE = 3, 8192
+_MOST_LINES = 1_500_000
+_FIRST_LINES, _LAST_LINES = 50_000, 350_000
 """Of a longer log its beginning and its end are searched for messages."""
 _MOST_JSON_TRIED = 100_000_000
 """Characters behind the beginnings of what turned out to be no JSON."""

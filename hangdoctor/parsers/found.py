@@ -38,8 +38,9 @@ class Found:
 
     def add(self, finding: Finding, format_name: str) -> None:
         """Sort one finding into its place."""
-        self.formats[format_name] = None
-        self.count += 1
+        if not isinstance(finding, Gap):
+            self.formats[format_name] = None
+            self.count += 1
         if isinstance(finding, Sighting):
             if len(self.sightings) < _MOST_SIGHTINGS:
                 self.sightings.append(finding)

@@ -34,7 +34,8 @@ _EVERYONE = re.compile(
     r"\b(?:both|all (?:the )?(?:ranks|workers|processes)|every (?:rank|worker|process))\b", re.IGNORECASE
 )
 _OTHERS = re.compile(
-    r"\b(?:(?:the |all )?others?(?: \d+)?(?: ranks?| workers?| processes)?|the rest|remaining(?: ranks?)?)\b",
+    r"\b(?:others|(?:all |the )?other(?: \d+)? (?:ranks?|workers?|processes|gpus?|cards?|nodes?)"
+    r"|the rest|remaining (?:ranks?|workers?|processes|\d+))\b",
     re.IGNORECASE,
 )
 _PID = re.compile(r"(?:\bpid[ :=#]{1,2}|(?<=\s)--pid[ =]|(?<=\s)-p ?|\bprocess )(\d{1,10})\b", re.IGNORECASE)

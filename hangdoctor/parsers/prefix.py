@@ -35,7 +35,7 @@ _DUMP = r"(?=Thread |Process \d|Python v\d|Traceback|Current thread|  +\S|#\d|\[
 _STAMP = (
     # 2025-03-10T16:29:01.123456789Z stdout F   (container runtimes), or a bare stamp
     r"(?P<stamp>\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)"
-    r"(?: std(?:out|err) [FP])?(?: (?=\S)| ?(?=  )|$)"
+    r"(?: std(?:out|err) [FP])?(?: (?=\S)| ?(?=  )| ?$)"
 )
 _TASK = r"(?P<task>\d{1,6}): " + _DUMP
 _COMPOSE = r"(?P<compose>[\w.\-]{1,80}) {0,40}\| ?"

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from hangdoctor.model import Frame, Method, Stack, Thread
 from hangdoctor.parsers.findings import Finding, Sighting, Where
 from hangdoctor.parsers.frame_text import FrameTable
-from hangdoctor.parsers.labels import read_labels
 from hangdoctor.parsers.registry import BlockFormat, Opening
 
 _PROCESS = re.compile(
@@ -216,7 +215,7 @@ class ThreadDumpReader:
             source=self._source,
             where=Where(self._file, draft.line),
             pid=pid,
-            labels=opening.labels if speaks else read_labels(" ".join(draft.command)),
+            labels=opening.labels if speaks else (),
             host=opening.host if speaks or opening.heading is None else None,
             taken_at=opening.taken_at,
             threads=_with_gil(draft.threads),
