@@ -96,8 +96,8 @@ WORST: dict[str, Callable[[], str]] = {
     "blanks": lambda: (" " * 8000 + "x\n") * (SIZE // 8002),
     "time-outs": lambda: "".join(
         f"[rank{n % 997}]:[E822 16:31:16.131931664 ProcessGroupNCCL.cpp:632] [Rank {n % 997}] Watchdog caught "
-        f"collective operation timeout: WorkNCCL(SeqNum={n}, OpType=BROADCAST, NumelIn=3, NumelOut=3, Timeout(ms)=600000) "
-        "ran for 600009 milliseconds before timing out.\n"
+        f"collective operation timeout: WorkNCCL(SeqNum={n}, OpType=BROADCAST, NumelIn=3, NumelOut=3, "
+        "Timeout(ms)=600000) ran for 600009 milliseconds before timing out.\n"
         for n in range(SIZE // 250)
     ),
     "not ASCII": lambda: ("█" * 60 + " 😀\n") * (SIZE // 186),
