@@ -71,7 +71,7 @@ def _with_threads(process: Process, change: Callable[[Thread, int], Thread]) -> 
 
 def add_flight(processes: Sequence[Process], limit_s: float) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
     """The processes with the newest and pending entries of torch's Flight Recorder, and why some have none."""
-    asked = [process.pid for process in processes if process.threads and is_python(process)]
+    asked = [process.pid for process in processes if is_python(process) and _has_process_group(process)]
     found: dict[int, tuple[FlightEntry, ...]] = {}
     gaps = []
     for pid, answer in each(
@@ -90,6 +90,21 @@ def add_flight(processes: Sequence[Process], limit_s: float) -> tuple[tuple[Proc
             for process in processes
         ),
         tuple(gaps),
+    )
+
+
+_GROUP_THREADS = ("pt_gloo", "gloo_", "pt_nccl", "pt_xccl", "pt_ucc")
+_RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+
+def _has_process_group(process: Process) -> bool:
+    """By the threads that torch starts for a group; by the environment for releases that gave them no names.
+
+    A server's 64 compile workers have torch loaded and no group: searching each took 5 s a look (measured).
+    """
+    names = (thread.comm or "" for thread in process.threads)
+    return any(name.startswith(_GROUP_THREADS) for name in names) or any(
+        name in (process.environ or {}) for name in _RECORDER_SIZES
     )
 
 
