@@ -7,6 +7,7 @@ scheduler (``forward_thread_func``) or a training loop run in a worker thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hangdoctor.analysis.identify import Identity
@@ -25,6 +26,9 @@ def choose_lead(identity: Identity, tracks: Sequence[ThreadTrack]) -> ThreadTrac
     main = _main_thread(identity, tracks)
     if main is None:
         return max(tracks, key=lambda track: _interest(track.last))
+    worker = next((t for t in tracks if t is not main and _works_for_it(main.last, t.last)), None)
+    if worker is not None:
+        return worker
     if not _has_handed_over(main.last):
         return main
     others = [t for t in tracks if t is not main and _interest(t.last) >= 2]
@@ -36,6 +40,39 @@ def _main_thread(identity: Identity, tracks: Sequence[ThreadTrack]) -> ThreadTra
     if named:
         return named[0]
     return next((t for t in tracks if t.tid is not None and t.tid == identity.key.pid), None)
+
+
+def _works_for_it(main: ThreadView, other: ThreadView) -> bool:
+    """Whether ``other`` is the thread in which an idle-looking main thread lets the model run.
+
+    SGLang up to 0.4 runs the forward in ``forward_thread_func`` while the main thread waits for its result, in a
+    phase of the server that looks like rest. Where that thread is inside the model it is what the process does.
+    """
+    if other.machinery is not None or not _rests(main):
+        return False
+    name, stack = other.thread.name or "", other.thread.stack
+    if stack is None or not stack.frames:
+        return bool(_WORKER_NAME.search(name)) and other.thread.is_active_hint is True
+    if other.match is not None and other.match.phase.stage is not Stage.ASPECT:
+        return other.match.phase.stage is Stage.SERVING and other.activity not in _HANDED_OVER
+    return (
+        any(_MODEL_CODE.search(frame.file) for frame in stack.frames)
+        and other.activity is not Activity.WAIT_WORK
+    )
+
+
+_WORKER_NAME = re.compile(r"forward_thread_func")
+_MODEL_CODE = re.compile(
+    r"torch/nn/modules/module\.py|torch/_ops\.py|(^|/)flashinfer/|pynccl|torch/cuda/graphs\.py"
+)
+
+
+def _rests(view: ThreadView) -> bool:
+    """Idle, or waiting for a result or for requests: not in the middle of a step of its own."""
+    if view.activity in _HANDED_OVER:
+        return True
+    phases = [p for p in (view.match.phase, view.match.aspect) if p is not None] if view.match else []
+    return any(p.stage is Stage.IDLE or p.id.endswith(("overlap-thread", "receive-requests")) for p in phases)
 
 
 def _has_handed_over(view: ThreadView) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from hangdoctor.analysis.charges import SLOW_CAUSES
 from hangdoctor.analysis.describe import doing, name_member
 from hangdoctor.analysis.findings import Finding, Situation, Suspect
+from hangdoctor.case import ThreadTrack
 from hangdoctor.model import Activity, Method
 from hangdoctor.report import Cause, Kind
 
@@ -48,11 +49,13 @@ def without_bystanders(situation: Situation, finding: Finding) -> Finding:
             decider="what the other ranks do: dump them, too",
         )
     because = f"{told}; one look cannot tell whether it stays there"
-    return replace(finding, cause=finding.cause, because=because, suspects=())
+    return replace(finding, because=because, suspects=())
 
 
 def _speaks_for_itself(suspect: Suspect, cause: Cause | None) -> bool:
     track = suspect.track
+    if track is not None and _main_waits_for(suspect, track):
+        return True
     if track is None or track.last.thread.stack is None:
         return suspect.member.last.state == "D" or bool(suspect.member.compilers)
     stack, activity = track.last.thread.stack, track.last.activity
@@ -63,6 +66,15 @@ def _speaks_for_itself(suspect: Suspect, cause: Cause | None) -> bool:
     if activity is Activity.WAIT_GPU:
         return cause in SLOW_CAUSES or any(frame.is_native for frame in stack.frames)
     return cause in _TELLING
+
+
+def _main_waits_for(suspect: Suspect, track: ThreadTrack) -> bool:
+    """Whether another thread of the process is known to wait for what this one computes."""
+    others = (other.last.match for other in suspect.member.threads if other is not track)
+    return track.last.activity not in _WAITS_FOR_OTHERS and any(
+        match is not None and match.phase.waits_for == "thread" and match.phase.server != "python"
+        for match in others
+    )
 
 
 def _waits_for_peers(suspect: Suspect) -> bool:

@@ -17,7 +17,7 @@ from hangdoctor.analysis.standing import is_dead, is_stopped
 from hangdoctor.analysis.suspects import find_suspects
 from hangdoctor.analysis.timers import alarm_of
 from hangdoctor.analysis.waits import Node, build_graph
-from hangdoctor.case import Case, Member, naming_frame
+from hangdoctor.case import Case, Member, ThreadTrack, naming_frame
 from hangdoctor.model import Rank
 from hangdoctor.report import Confidence, Culprit, Kind, Verdict, Victim
 
@@ -118,7 +118,14 @@ def summarize(finding: Finding, victims: tuple[Member, ...]) -> str:
 def _thread(suspect: Suspect) -> str:
     """Names the thread when it is not the one that speaks for its process."""
     track = suspect.track
-    return "" if track is None or track is suspect.member.lead else f"thread {name_thread(track)} "
+    if track is None or (track is suspect.member.lead and _is_main(suspect.member, track)):
+        return ""
+    return f"thread {name_thread(track)} "
+
+
+def _is_main(member: Member, track: ThreadTrack) -> bool:
+    name = track.last.thread.name
+    return name in (None, "MainThread") or track.tid == member.pid
 
 
 def _doing_together(suspects: tuple[Suspect, ...]) -> str:
