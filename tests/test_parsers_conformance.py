@@ -32,6 +32,7 @@ EXAMPLES = {
     "watchdog": "sglang-34582-mlp-sync-symmetric",
     "progress bar": "vllm-52291-autotune-desync",
     "server log": "sglang-startup.log",
+    "kernel log": "INFO: task python3:4711 blocked for more than 122 seconds.\n",
     "nvidia-smi": "index, power.draw [W]\n0, 68.10 W\n",
     "hangdoctor bundle": "",
 }

@@ -276,6 +276,47 @@ def test_ps_row_adds_the_state_to_the_dumped_process() -> None:
     assert (process.state, process.rss_bytes, process.user_ticks) == ("D", 11044 * 1024, 59900)
 
 
+def test_hung_task_of_the_kernel_log_is_a_thread_in_uninterruptible_wait() -> None:
+    text = (
+        "[12345.678901] INFO: task python3:4033 blocked for more than 122 seconds.\n"
+        "[12345.678903] task:python3         state:D stack:0     pid:4033  tgid:4030  ppid:4000   flags:0x00000002\n"
+        "[12345.678904] Call Trace:\n[12345.678905]  <TASK>\n[12345.678906]  __schedule+0x27c/0x6b0\n"
+        "[12345.678907]  uvm_va_block_wait+0x1/0x2 [nvidia_uvm]\n[12345.678908]  </TASK>\n"
+        "[12346.000001] NVRM: Xid (PCI:0000:18:00): 79, pid=4030, name=python3, GPU has fallen off the bus.\n"
+    )
+    capture = read(text)
+    (process,) = capture.snapshots[0].processes
+    assert (process.pid, process.state, process.comm) == (4033, "D", "python3")
+    assert (process.threads[0].wchan, process.threads[0].kernel_stack) == (
+        "uvm_va_block_wait",
+        ("__schedule", "uvm_va_block_wait"),
+    )
+    (xid,) = messages(capture, "gpu.xid")
+    assert (xid.fields["code"], xid.fields["pid"]) == ("79", "4030")
+
+
+def test_eu_stack() -> None:
+    text = (
+        "PID 123 - process\nTID 123:\n#0  0x00007f8a5c0f3e2e epoll_wait\n"
+        "#1  0x00007f8a5c1  uv__io_poll - /usr/lib/libuv.so.1\n"
+        "TID 130:\n#0  0x00007f8a5c0f3e2e pthread_cond_wait\n#1  0x00007f8a5c0f3e2f worker(void*)\n"
+    )
+    (process,) = read(text).snapshots[0].processes
+    assert {t.tid: functions(t) for t in process.threads} == {
+        123: ["epoll_wait", "uv__io_poll"],
+        130: ["pthread_cond_wait", "worker"],
+    }
+
+
+def test_thread_of_another_tool_finds_its_process() -> None:
+    text = (
+        dump_of(3)
+        + "\nThread 2 (LWP 4033):\n#0  0x00007f81 in read () from /lib64/libc.so.6\n#1  0x00007f82 in f () from /x.so\n"
+    )
+    (process,) = read(text).snapshots[0].processes
+    assert functions(thread(process, 4033))[:2] == ["read", "_recv_msg"]
+
+
 def test_nvidia_smi_table_and_csv() -> None:
     table = (
         "|   0  NVIDIA H200                    On  |   00000000:18:00.0 Off |                    0 |\n"

@@ -48,6 +48,8 @@ _POD = r"\[(?:pod/)?(?P<pod>[\w.\-]+/[\w.\-]+)\] "
 _RANK = r"\[(?:rank|default)(?P<rank>\d{1,7})\]:(?: |(?=\[)|$)"
 _MPI = r"\[\d{1,7},(?P<mpi>\d{1,7})\]<std(?:out|err)>: ?"
 _NAMED = r"\((?P<name>[A-Za-z][\w.]{0,80}) pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:\-]+))?\) "
+_DMESG = r"\[ {0,8}\d{1,9}\.\d{6}\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d \d{4}\] "
+_KERNEL = rf"(?P<kernel>{_DMESG})"
 _QUOTE = r"(?P<quote>> ?)"
 
 
@@ -56,7 +58,7 @@ def _alternatives(*patterns: str) -> re.Pattern[str]:
 
 
 _BRACKET, _DIGIT, _WORD = (
-    _alternatives(_RANK, _MPI, _POD),
+    _alternatives(_RANK, _MPI, _POD, _KERNEL),
     _alternatives(_STAMP, _TASK, _COMPOSE),
     _alternatives(_COMPOSE, _SYSLOG, _SSH_HOST),
 )
@@ -104,7 +106,7 @@ class Splitter:
                 label = label or f"rank {int(found[kind])}"
             elif kind in ("pid", "ip"):
                 label, pid, host = label or found["name"], int(found["pid"]), host or found["ip"]
-            elif kind != "quote":
+            elif kind not in ("quote", "kernel"):
                 host = host or found[kind]
         if position == start:
             return Split(None, line, "")

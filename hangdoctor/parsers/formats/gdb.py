@@ -1,4 +1,4 @@
-"""gdb: ``bt``, ``thread apply all bt``, with or without the Python frames that python-gdb adds, and ``py-bt``.
+"""gdb and eu-stack: ``bt``, ``thread apply all bt``, with or without python-gdb's Python frames, and ``py-bt``.
 
 gdb breaks long lines, also inside an argument list; a line that begins with white space continues the one before.
 """
@@ -18,10 +18,12 @@ _THREAD = re.compile(
     r"(?:[#=*\s]*)Thread (?P<number>\d{1,6})(?:\.\d+)? \((?:Thread (?P<id>0x[0-9a-f]+) )?"
     r"(?P<inner>[^()]*?)\(?(?:LWP|lwp|process) (?P<lwp>\d{1,10})\)?(?: \"?(?P<name>[^\")]*)\"?)?\)?"
 )
-_FRAME = re.compile(
-    r"#(?P<number>\d{1,6})\s+(?:(?P<address>0x[0-9a-fA-F]{4,16}) in )?(?P<rest>\S.*)$", re.DOTALL
+_TID = re.compile(r"TID (?P<tid>\d{1,10}):$")
+_PROCESS = re.compile(r"PID (?P<pid>\d{1,10}) - (?:process|core)$")
+_FRAME = re.compile(r"#(?P<number>\d{1,6})\s+(?:0x[0-9a-fA-F]{4,16} +(?:in )?)?(?P<rest>\S.*)$", re.DOTALL)
+_PLACE = re.compile(
+    r" (?:at (?P<file>\S+?):(?P<line>\d{1,9})|from (?P<library>\S+)|\((?P<paren>/\S+)\)|- (?P<dso>/\S+))$"
 )
-_PLACE = re.compile(r" (?:at (?P<file>\S+?):(?P<line>\d{1,9})|from (?P<library>\S+)|\((?P<paren>/\S+)\))$")
 _PYTHON = re.compile(
     r"Frame 0x[0-9a-f]+, for file (?P<file>[^,]+), line (?P<line>\d{1,9}), in (?P<function>[^ (]+)"
 )
@@ -38,8 +40,8 @@ _MOST_CONTINUED = 16_000
 
 
 class _Draft:
-    def __init__(self, header: re.Match[str] | None) -> None:
-        self.lwp = int(header["lwp"]) if header else None
+    def __init__(self, header: re.Match[str] | None, lwp: int | None = None) -> None:
+        self.lwp = int(header["lwp"]) if header else lwp
         self.name = (header["name"] or "").strip() or None if header else None
         self.pthread = header["id"] if header else None
         self.number = int(header["number"]) if header else 1
@@ -67,12 +69,7 @@ class GdbReader:
             if len(self._pending) < _MOST_CONTINUED:
                 self._pending += " " + body
             return True
-        header = _THREAD.match(body)
-        if header is not None:
-            self._flush()
-            draft = _Draft(header)
-            # `py-bt` after `bt` visits the same threads again.
-            self._draft = self._drafts.setdefault(draft.lwp, draft)
+        if self._begin_thread(body):
             return True
         if body.startswith("#"):
             found = _FRAME.match(body)
@@ -84,6 +81,10 @@ class GdbReader:
             return True
         if self._take_python(body):
             return True
+        process = _PROCESS.match(body)
+        if process is not None and not self._drafts:
+            self._pid = int(process["pid"])
+            return True
         attach = _ATTACH.search(body)
         if attach is not None and body.startswith(("Attaching", "[Inferior", "process")):
             self._pid = int(attach["pid"])
@@ -92,6 +93,16 @@ class GdbReader:
                 self._pending += " " + body
             return True
         return bool(_NOISE.match(body) or _INFO_THREAD.match(body) or body.startswith("Id "))
+
+    def _begin_thread(self, body: str) -> bool:
+        header, tid = _THREAD.match(body), _TID.match(body)
+        if header is None and tid is None:
+            return False
+        self._flush()
+        draft = _Draft(header, int(tid["tid"]) if tid is not None else None)
+        # `py-bt` after `bt` visits the same threads again.
+        self._draft = self._drafts.setdefault(draft.lwp, draft)
+        return True
 
     def _begin_frame(self, found: re.Match[str], body: str) -> bool:
         self._flush()
@@ -172,7 +183,7 @@ def read_gdb_frame(rest: str) -> Frame:
     file, line, library = "", None, None
     if place is not None:
         rest = rest[: place.start()]
-        file, library = place["file"] or "", place["library"] or place["paren"]
+        file, library = place["file"] or "", place["library"] or place["paren"] or place["dso"]
         line = int(place["line"]) if place["line"] else None
     return Frame(_function(rest), file or library or "", line or None, library, is_native=True)
 
@@ -198,13 +209,14 @@ def _function(text: str) -> str:
 FORMATS = (
     BlockFormat(
         name="gdb",
-        summary="gdb bt and thread apply all bt, with or without py-bt",
-        first="#=*TA[",
+        summary="gdb bt and thread apply all bt, with or without py-bt; eu-stack",
+        first="#=*TA[P",
         opens=re.compile(
             r"(?:[#=*\s]*)Thread \d{1,6}(?:\.\d+)? \((?:Thread 0x[0-9a-f]+ )?[^()]*\(?(?:LWP|lwp|process) \d+"
             r"|#\d{1,6}\s+(?:0x[0-9a-fA-F]{4,16} in |[A-Za-z_]\w{2,200}$"
             r"|(?:\?\?|~?[A-Za-z_][\w:<>,~]{0,400}) ?\(|[^\n]{1,2000}\) (?:at|from) )"
-            r"|Attaching to process \d+|\[New LWP \d+\]"
+            r"|#\d{1,6} +0x[0-9a-fA-F]{4,16} +\S|Attaching to process \d+|\[New LWP \d+\]"
+            r"|TID \d{1,10}:$|PID \d{1,10} - (?:process|core)$"
         ),
         reader=GdbReader,
         order=30,

@@ -105,7 +105,7 @@ class PsReader:
             host=opening.host,
             taken_at=opening.taken_at,
             command=split_command(row.get("command", "")),
-            comm=row.get("comm"),
+            comm=row.get("comm") or _as_comm(row.get("command")),
             state=row["state"][0] if "state" in row else None,
             ppid=_whole(row.get("ppid")),
             cpu_ticks=_ticks(row.get("time")),
@@ -209,7 +209,7 @@ def _whole(text: str | None) -> int | None:
 
 def _as_comm(command: str | None) -> str | None:
     """ps calls both names COMMAND; a comm has at most 15 characters."""
-    return command if command is not None and len(command) <= 15 and "/" not in command else None
+    return command if command and len(command) <= 15 and " " not in command and "/" not in command else None
 
 
 def _ticks(text: str | None) -> int | None:
