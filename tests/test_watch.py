@@ -144,6 +144,15 @@ def test_a_stalled_job_is_told_once_and_the_watch_goes_on(tmp_path: Path) -> Non
         assert "watch.hang" in watch.errors.read_text()
 
 
+def test_a_certain_hang_does_not_wait_for_the_stall_time_and_once_says_hung(tmp_path: Path) -> None:
+    with start(SCENARIOS["deadlock"], Backend.BARRIER) as job:
+        words = ("--interval", "0.5", "--stall", "3600", "--once")
+        with watching(tmp_path, job.pid, *words) as watch:
+            assert watch.hear()[:3] == ("stalled", "hung", "lock-cycle")
+            assert watch.popen.wait(timeout=DEADLINE_S) == 3
+            assert "certain in two looks" in watch.reports[0].read_text()
+
+
 @pytest.mark.parametrize("scenario", ["idle", "slow-load"])
 def test_a_job_that_is_well_or_slow_never_triggers(tmp_path: Path, scenario: str) -> None:
     with start(SCENARIOS[scenario], Backend.BARRIER) as job:

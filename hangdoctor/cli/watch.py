@@ -43,7 +43,7 @@ class WatchChoice:
 def watch_options() -> list[click.Parameter]:
     """Everything that only watch understands."""
     return [
-        click.Option(["--interval"], type=click.FloatRange(0.2, 3600), default=5.0, show_default=True,
+        click.Option(["--interval"], type=click.FloatRange(0.2, 3600), default=10.0, show_default=True,
                      metavar="S", help="Seconds between looks."),
         click.Option(["--stall"], type=click.FloatRange(0.2, 86400), default=60.0, show_default=True,
                      metavar="S", help="Act when nothing proves progress for so long; a certain hang needs two looks."),

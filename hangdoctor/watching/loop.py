@@ -7,6 +7,7 @@ looks become close ones, so that the next verdict has all the evidence.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -94,6 +95,7 @@ class Watch:
         self._search = LogSearch(orders.patterns, orders.plan.logs)
         self._since = Since()
         self._meter = Meter()
+        self._window: deque[Snapshot] = deque(maxlen=WINDOW)
         self._is_close = False
         self._took_s = 0.0
         self._can_store = True
@@ -141,10 +143,13 @@ class Watch:
         if not snapshot.processes:
             self._finish_ended(capture)
             return False
-        self._keep(snapshot)
+        # Redacted once and used three times: it costs as much as all of the reading.
+        masked = self._redactor.snapshot(snapshot)
+        self._keep(masked)
+        self._window.append(masked)
         now = time.monotonic()
-        window = self._redactor.capture(replace(capture, snapshots=capture.snapshots[-WINDOW:]))
-        case = build_case(window, self._knowledge)
+        head = self._redactor.capture(replace(capture, snapshots=()))
+        case = build_case(replace(head, snapshots=tuple(self._window)), self._knowledge)
         report = write_report(case, self._knowledge)
         sighting = sight(case, report, now)
         self._is_close = not sighting.is_moving
@@ -273,7 +278,7 @@ class Watch:
         """Interrupted in the first look: what has been seen of it is better than nothing."""
         capture = self._rolling.capture()
         if len(capture.snapshots) == 1 and capture.gaps and capture.snapshots[0].processes:
-            self._keep(capture.snapshots[0])
+            self._keep(self._redactor.snapshot(capture.snapshots[0]))
 
 
 def _with_trigger(report: Report, event: Event) -> Report:

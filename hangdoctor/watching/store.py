@@ -70,9 +70,9 @@ class Store:
         self._writer.open()
 
     def add(self, snapshot: Snapshot) -> None:
-        """Keep one more look, redacted, and forget the oldest beyond the limit. Raises HangdoctorError."""
+        """Keep one more look (redacted already) and forget the oldest beyond the limit. Raises HangdoctorError."""
         assert self._writer is not None
-        self._writer.add(self._redactor.snapshot(snapshot))
+        self._writer.add(snapshot)
 
     def file(self, capture: Capture, report: Report, reason: Reason) -> Filed:
         """Write a report with its capture (redacted already) and the looks before it. Raises HangdoctorError."""
