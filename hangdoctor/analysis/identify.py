@@ -147,6 +147,9 @@ def number_unnamed_ranks(identities: Sequence[Identity], expected: int | None) -
         unnamed = [i for i in siblings if i.rank is None]
         if not unnamed or len(siblings) < 2:
             continue
+        if all(i.last.ppid is None and i.key.start_ticks is None for i in unnamed):
+            dealt.update(_numbered_apart(unnamed))  # a foreign dump: neither family nor order is known
+            continue
         named = [i.rank for i in siblings if i.rank is not None]
         taken = {_ordinal(rank) for rank in named}
         free = (n for n in range(expected or len(siblings) + len(taken)) if n not in taken)
@@ -163,6 +166,14 @@ def number_unnamed_ranks(identities: Sequence[Identity], expected: int | None) -
                 text="by order of start",
             )
     return dealt
+
+
+def _numbered_apart(unnamed: Sequence[Identity]) -> dict[Key, Rank]:
+    """Names that tell processes without a pid apart: the place of their dump in the text, and no rank."""
+    nameless = [i for i in unnamed if i.last.known_pid is None]
+    if len(nameless) < 2:
+        return {}
+    return {i.key: Rank(text=f"process {-i.key.pid}", host=i.key.host) for i in nameless}
 
 
 def _coordinate(named: Sequence[Rank], siblings: Sequence[Identity]) -> str:
