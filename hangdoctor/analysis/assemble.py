@@ -33,7 +33,7 @@ from hangdoctor.report import (
 
 def write_report(case: Case, knowledge: Knowledge) -> Report:
     """Diagnose a case and write everything down. Pure."""
-    situation = assess(case)
+    situation = assess(case, knowledge)
     book = EvidenceBook()
     verdict, finding = write_verdict(situation, book)
     cite_ras(book, case)

@@ -20,7 +20,7 @@ from hangdoctor.analysis.waits import Edge, EdgeKind, Node, lead_node
 from hangdoctor.case import Case, Member
 from hangdoctor.knowledge.catalogue import RoleKind, Stage
 from hangdoctor.model import Activity
-from hangdoctor.report import Strength
+from hangdoctor.report import ProgressClass, Strength
 
 _WAITING_KINDS = (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER)
 """A compiler that waits for its compiler, or a resource tracker for its parent, is nobody's news."""
@@ -297,6 +297,8 @@ def _connection_edges(case: Case, member: Member) -> Iterator[Edge]:
     call = lead.last.thread.syscall if lead else None
     if lead is None or call is None or call.fd is None or lead.last.activity is not Activity.WAIT_PEER:
         return
+    if member.progress.kind is ProgressClass.PROOF:
+        return  # what it reads arrives: it is slow, not blocked
     process = member.last
     ends: set[int] = set()
     for file in process.files:

@@ -30,6 +30,8 @@ class LogMove:
     """The newest line that is news."""
     pids: tuple[int, ...] = ()
     """Who writes that log."""
+    cause: str | None = None
+    """Cause id of the phase that the line belongs to, where it is known."""
 
 
 def log_progress(snapshots: Sequence[Snapshot]) -> LogMove:

@@ -11,13 +11,14 @@ from hangdoctor.analysis.evidence import EvidenceBook, cite_suspect, cite_victim
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
 from hangdoctor.analysis.gpu import read_gpu_snapshots
-from hangdoctor.analysis.log_moves import log_progress
+from hangdoctor.analysis.log_moves import LogMove, log_progress
 from hangdoctor.analysis.rules import all_rules
 from hangdoctor.analysis.standing import is_dead, is_stopped
 from hangdoctor.analysis.suspects import find_suspects
 from hangdoctor.analysis.timers import alarm_of
 from hangdoctor.analysis.waits import Node, build_graph
 from hangdoctor.case import Case, Member, ThreadTrack, naming_frame
+from hangdoctor.knowledge import Knowledge
 from hangdoctor.model import Rank
 from hangdoctor.report import Confidence, Culprit, Kind, Verdict, Victim
 
@@ -25,14 +26,22 @@ _MOST_CULPRITS = 8
 _REFUTES_SLOW = "the same numbers, lines and build steps again in a longer look"
 
 
-def assess(case: Case) -> Situation:
+def assess(case: Case, knowledge: Knowledge) -> Situation:
     """Everything the rules look at."""
     graph = build_graph(find_edges(case))
     suspects, is_waited_for = find_suspects(case, graph)
     snapshots = case.capture.snapshots
     return Situation(
-        case, graph, suspects, is_waited_for, log_progress(snapshots), read_gpu_snapshots(snapshots)
+        case, graph, suspects, is_waited_for, _read_log(case, knowledge), read_gpu_snapshots(snapshots)
     )
+
+
+def _read_log(case: Case, knowledge: Knowledge) -> LogMove:
+    """What the log did, and which phase its newest line speaks of."""
+    move = log_progress(case.capture.snapshots)
+    message = knowledge.read_log_line(move.text, case.server) if move.text else None
+    phase = knowledge.phases.get(message.fields.get("phase", "")) if message is not None else None
+    return replace(move, cause=phase.cause) if phase is not None else move
 
 
 def decide(situation: Situation) -> tuple[Rule, Finding, tuple[tuple[Rule, Finding], ...]]:

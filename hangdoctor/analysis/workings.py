@@ -26,6 +26,8 @@ def its_log_advances(charge: Charge) -> Finding | None:
     if log.pids and charge.suspect.member.pid not in log.pids:  # a log given with --log names no writer
         return None
     cause = phase_cause(charge.suspect)
+    if cause not in SLOW_CAUSES and log.cause is not None:
+        cause = Cause(log.cause)
     progress = Progress(ProgressClass.PROOF, f"advances a count in its log: {log.text}")
     return Finding(
         Kind.SLOW,
@@ -121,11 +123,21 @@ def makes_proven_progress(charge: Charge) -> Finding | None:
         or charge.suspect.track is not charge.suspect.member.lead
     ):
         return None
-    # A share of a known whole is a load; anything else that moves is only late.
-    cause = Cause.LOADING if progress.percent is not None else Cause.LAGGARD
+    cause = Cause.LOADING if _is_load(progress) else Cause.LAGGARD
     return Finding(
-        Kind.SLOW, Confidence.LIKELY, cause, f"it {describe_progress(progress)}", (charge.suspect,), progress
+        Kind.SLOW,
+        Confidence.LIKELY,
+        cause,
+        f"it {describe_progress(progress)}",
+        (charge.suspect,),
+        progress,
     )
+
+
+def _is_load(progress: Progress) -> bool:
+    """A share of a known whole, or bytes coming in; what goes out, or anything else that moves, is only late."""
+    is_incoming = progress.unit == "bytes/s" and not (progress.what or "").startswith("writes")
+    return progress.percent is not None or is_incoming
 
 
 def computes(charge: Charge) -> Finding | None:
