@@ -35,6 +35,9 @@ def check(situation: Situation) -> Finding | None:
     cycles = find_cycles({key: [n.key for n in found] for key, found in awaited.items()})
     if cycles:
         return _circle(case, [m for m in stages if m.key in cycles[0]])
+    ends = {n.key: n for found in awaited.values() for n in found if n.key not in steps}
+    if ends and case.look_count < 2:
+        return _chain_ends_at(list(ends.values()), [m for m in stages if m.key in steps])
     lost = [m for m in stages if m.key in steps and not awaited[m.key]]
     if lost and len(steps) == len(case.ranks):
         return _stage_not_seen(lost, steps[lost[0].key], [m for m in stages if m.key in steps])
@@ -90,6 +93,19 @@ def _circle(case: Case, members: list[Member]) -> Finding:
         f"{fold_labels(m.label for m in members)} wait for each other in a circle of pipeline stages ({told}): each "
         "expects what only another of them could send",
         tuple(Suspect(m, m.lead) for m in members),
+    )
+
+
+def _chain_ends_at(ends: list[Member], waiting: list[Member]) -> Finding:
+    """With more looks the wait-for graph says the same and tells hung from slow; one look only has the directions."""
+    return Finding(
+        Kind.UNKNOWN,
+        Confidence.POSSIBLE,
+        Cause.LAGGARD,
+        "the waits of the other pipeline stages end here",
+        tuple(Suspect(m, m.lead) for m in ends),
+        decider="a second look: whether it is still there",
+        waiting=tuple(waiting),
     )
 
 

@@ -9,7 +9,7 @@ from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.judge import judge
 from hangdoctor.analysis.naming import without_bystanders
 from hangdoctor.analysis.waits import EdgeKind
-from hangdoctor.report import Confidence, Kind, ProgressClass
+from hangdoctor.report import Cause, Confidence, Kind, ProgressClass
 
 _CONFIDENCE = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
 
@@ -26,7 +26,20 @@ def check(situation: Situation) -> Finding | None:
     best = min(findings, key=_rank)
     alike = [f for f in findings if f.kind is best.kind and f.cause is best.cause]
     suspects = tuple(s for f in alike for s in f.suspects)
-    return without_bystanders(situation, replace(best, suspects=suspects))
+    found = without_bystanders(situation, replace(best, suspects=suspects))
+    return replace(found, kind=Kind.SLOW) if _works_by_nature(situation, found) else found
+
+
+def _works_by_nature(situation: Situation, finding: Finding) -> bool:
+    """One look at a dump met a thread of a load on a CPU, and nobody waits for it: that is what loads look like."""
+    if finding.kind is not Kind.UNKNOWN or situation.case.look_count > 1 or situation.is_waited_for:
+        return False
+    threads = [s.track.last.thread for s in finding.suspects if s.track is not None]
+    return (
+        finding.cause in (Cause.LOADING, Cause.DEQUANTIZING)
+        and bool(threads)
+        and all(t.is_active_hint is True for t in threads)
+    )
 
 
 def _charge(situation: Situation, suspect: Suspect) -> Charge:
