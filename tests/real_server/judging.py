@@ -19,9 +19,11 @@ from hangdoctor import bundle
 from hangdoctor.analysis import diagnose
 from hangdoctor.knowledge import Knowledge, load_knowledge
 from hangdoctor.report import Kind
+from scripts.record_bundle import renamed
 from tests import expectations
 from tests.expectations import Expectation
 from tests.jobs import Answer
+from tests.real_server import installation
 from tests.real_server.installation import ROOT
 
 EXIT_CODES = {Kind.HUNG: 3, Kind.SLOW: 0, Kind.READY: 0, Kind.UNKNOWN: 4}
@@ -119,7 +121,10 @@ def _record(path: Path, truth: Truth) -> None:
     assert path.stat().st_size <= MAX_RECORDED_BYTES
     folder = Path(wanted) / f"vllm-live-{truth.name}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "capture.hang").write_bytes(path.read_bytes())
+    capture = renamed(
+        bundle.read(path), {str(installation.place()): "/opt/vllm", str(ROOT): "/opt/hangdoctor"}
+    )
+    bundle.write(capture, folder / "capture.hang")
     (folder / "expected.toml").write_text(_toml(truth.expected), encoding="utf-8")
 
 

@@ -22,7 +22,7 @@ ORDER = (
     ("http-start", "engine-idle", "worker-idle", "http-idle", "parent-idle", "http-busy", "execute"),
 )
 """The phases of a start in the order in which one process can be in them; of equal rank within a line."""
-FORTY_S_OF_TOKENS = 14000
+FORTY_S_OF_TOKENS = 16000
 
 
 def test_a_start_is_followed_from_import_to_ready(keeper: Keeper, tmp_path: Path) -> None:
