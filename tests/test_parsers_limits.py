@@ -76,7 +76,7 @@ def log(size: int) -> str:
 def test_goal_of_64_ranks_and_a_log(tmp_path: Path) -> None:
     path = tmp_path / "ticket.txt"
     path.write_text(dumps(64, 200, 30) + log(20_000_000))
-    assert path.stat().st_size > 40_000_000
+    assert path.stat().st_size > 20_000_000 + 15_000_000, "a log of 20 MB and the dumps"
     seconds, megabytes, found = measure(path)
     assert found == f"64 {64 * 200}"
     assert seconds < 5, f"{seconds:.1f} s"
