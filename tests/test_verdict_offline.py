@@ -143,6 +143,11 @@ def test_one_rank_that_timed_out_is_a_victim() -> None:
     assert victims(report) == {f"rank {ODD}"}
 
 
+def test_time_outs_without_a_group_are_not_compared() -> None:
+    report = diagnosis("\n".join(timeout(n, 76 if n == ODD else 78) for n in range(WORLD)))
+    assert (report.verdict.kind, report.verdict.culprits) == (Kind.HUNG, ())
+
+
 # -- watchdogs -----------------------------------------------------------------------------------
 
 WATCHDOG = "[2026-11-29 19:24:30 TP3] Watchdog timeout (self.watchdog_timeout=300)"
@@ -208,6 +213,19 @@ def test_one_process_in_a_collective_is_a_victim_of_peers_not_seen(frame: str) -
     assert (report.verdict.cause, report.verdict.culprits) == (Cause.MISSING_PEER, ())
     assert victims(report) == {"4711"}
     assert any("other ranks" in step.text for step in report.next_steps)
+
+
+def test_ranks_that_one_look_met_in_the_same_collective_are_all_victims() -> None:
+    text = "".join(f"# TP{n}\nall_reduce ({C10D}:3075)\nstep (a.py:1)\n" for n in range(WORLD))
+    report = diagnosis(text)
+    assert (report.verdict.kind, report.verdict.culprits) == (Kind.UNKNOWN, ())
+    assert len(victims(report)) == WORLD
+
+
+def test_who_waits_at_a_lock_file_is_not_named() -> None:
+    call = "wait (torch/utils/file_baton.py:49)"
+    report = diagnosis(py_spy(4711, "sglang::scheduler_TP1", call, "load (torch/utils/cpp_extension.py:9)"))
+    assert not report.verdict.culprits
 
 
 def test_a_stack_of_the_recorder_or_a_traceback_is_not_where_a_thread_stands() -> None:

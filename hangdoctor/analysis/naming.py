@@ -17,14 +17,9 @@ from hangdoctor.case import ThreadTrack
 from hangdoctor.model import Activity, Method
 from hangdoctor.report import Cause, Kind
 
-_TELLING = SLOW_CAUSES | {
-    Cause.SPIN,
-    Cause.LOCK_CYCLE,
-    Cause.LOCK_HELD,
-    Cause.GIL_HELD,
-    Cause.STALE_LOCK_FILE,
-}
+_TELLING = SLOW_CAUSES | {Cause.SPIN, Cause.LOCK_CYCLE, Cause.GIL_HELD}
 _WAITS_FOR_OTHERS = (Activity.WAIT_PEER, Activity.WAIT_COLLECTIVE)
+_WAITS = (*_WAITS_FOR_OTHERS, Activity.WAIT_LOCK, Activity.WAIT_EVENT, Activity.WAIT_CHILD)
 _PAST = (Method.FLIGHT_RECORDER, Method.TRACEBACK)
 
 
@@ -43,7 +38,7 @@ def without_bystanders(situation: Situation, finding: Finding) -> Finding:
         return replace(
             finding,
             cause=Cause.MISSING_PEER,
-            because=f"{told}, and waits for peers that were not seen",
+            because=f"{told}, and waits for peers that were not seen{_advice(finding.suspects)}",
             suspects=(),
             waiting=waiting,
             decider="what the other ranks do: dump them, too",
@@ -59,13 +54,19 @@ def _speaks_for_itself(suspect: Suspect, cause: Cause | None) -> bool:
     if track is None or track.last.thread.stack is None:
         return suspect.member.last.state == "D" or bool(suspect.member.compilers)
     stack, activity = track.last.thread.stack, track.last.activity
-    if stack.method in _PAST or activity in _WAITS_FOR_OTHERS:
+    if stack.method in _PAST or activity in _WAITS:
         return False
     if activity is Activity.UNINTERRUPTIBLE or suspect.member.compilers:
         return True
     if activity is Activity.WAIT_GPU:
         return cause in SLOW_CAUSES or any(frame.is_native for frame in stack.frames)
     return cause in _TELLING
+
+
+def _advice(suspects: tuple[Suspect, ...]) -> str:
+    """What the knowledge says of whom a phase waits for, in brackets."""
+    advice = next((s.member.phase.advice for s in suspects if s.member.phase and s.member.phase.advice), None)
+    return f" ({advice.rstrip('.')})" if advice else ""
 
 
 def _main_waits_for(suspect: Suspect, track: ThreadTrack) -> bool:

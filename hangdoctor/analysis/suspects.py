@@ -57,6 +57,9 @@ def _is_noteworthy(member: Member) -> bool:
     return is_settled(member.lead) or phase is None or phase.stage is Stage.ASPECT
 
 
+_SUBORDINATES = ("schedulers", "workers", "ranks", "children")
+
+
 def _has_ranks(case: Case) -> bool:
     return any(m.kind in (RoleKind.RANK, RoleKind.CONTROL) for m in case.members)
 
@@ -67,6 +70,8 @@ def _furthest_behind(members: list[Member]) -> list[Member]:
     Also within a step: a rank whose GPU wait sits in the forward pass holds up one that waits for its sample.
     """
     ranks = [m for m in members if m.kind is RoleKind.RANK] or members
+    # Who waits for the processes below it is early in its own order, and behind nobody.
+    ranks = [m for m in ranks if m.phase is None or m.phase.waits_for not in _SUBORDINATES] or ranks
     ordered = (Stage.STARTUP, Stage.SERVING)
     orders = {m.key: m.phase.order for m in ranks if m.phase is not None and m.phase.stage in ordered}
     if len(orders) == len(ranks) and orders:

@@ -82,8 +82,9 @@ def _statement(case: Case, ranks: tuple[Member, ...], cause: Cause, where: str) 
             Confidence.POSSIBLE,
             cause,
             because,
-            suspects,
+            suspects if case.look_count > 1 else (),
             decider="a second look, some seconds later",
+            waiting=ranks,
         )
     if _may_take_long(ranks) and case.window_s < _budget(ranks):
         return Finding(

@@ -200,6 +200,9 @@ def _nobody(groups: dict[str, list[_Count]]) -> Finding:
     if len({c.member.key for c in counts}) < 2:
         because = f"{labels} waits in {_stuck_at(counts)} for ranks that did not report: look at the others"
         return _finding(Cause.MISSING_PEER, because, counts, [], Confidence.LIKELY)
+    if known != set(groups) and len({c.completed for c in counts}) > 1:
+        because = f"{labels} stand at different numbers, and the text does not say of which group: nobody can be named"
+        return _finding(Cause.MISSING_PEER, because, counts, [], Confidence.LIKELY)
     because = f"{labels} are all equally far, in {_stuck_at(counts)}: their counters name nobody"
     return _finding(Cause.ALL_IN_COLLECTIVE, because + _unheard(counts), counts, [], Confidence.LIKELY)
 
