@@ -132,6 +132,27 @@ def test_a_rank_that_vanished_between_looks_is_dead() -> None:
     assert answer(report) == (Kind.HUNG, Cause.DEAD_PROCESS, {ODD})
 
 
+def test_of_several_deaths_the_first_is_the_cause() -> None:
+    ranks = [
+        rank(n, WORLD, [LOADING], present=[True, n != ODD, n not in (ODD, 1, 2)], syscall=SLEEP)
+        for n in range(WORLD)
+    ]
+    assert answer(diagnosis(ranks)) == (Kind.HUNG, Cause.DEAD_PROCESS, {ODD})
+
+
+def test_a_rank_missing_before_the_others_ended_is_the_cause() -> None:
+    ranks = [
+        rank(n, WORLD, [LOADING], present=[True, True, n not in (1, 2)], syscall=SLEEP)
+        for n in range(WORLD)
+        if n != ODD
+    ]
+    for looks in ranks:
+        looks.environ["LOCAL_WORLD_SIZE"] = str(WORLD)
+    report = diagnosis(ranks)
+    assert (report.verdict.cause, report.verdict.culprits) == (Cause.DEAD_PROCESS, ())
+    assert f"rank {ODD} was missing" in report.verdict.summary.lower()
+
+
 def test_a_rank_that_never_came_is_missing() -> None:
     ranks = [rank(n, WORLD, [in_collective()], syscall=FUTEX_TIMED) for n in range(WORLD) if n != ODD]
     for looks in ranks:

@@ -69,7 +69,7 @@ def _target(case: Case) -> TargetInfo:
         for name, version in member.last.versions.items():
             versions.setdefault(name, version)
     return TargetInfo(
-        pid=target.pid or (root.pid if root else None),
+        pid=target.pid or (root.last.known_pid if root else None),
         host=case.capture.hosts[0].name if case.capture.hosts else None,
         server=case.server,
         server_version=case.server_version,
@@ -217,7 +217,8 @@ def _wait(situation: Situation, edge: Edge) -> Wait:
 
 def _party(case: Case, node: Node) -> Party:
     member = next((m for m in case.members if m.key == node.key), None)
-    return Party(node.key.pid, node.tid, member.label if member else None, node.key.host)
+    pid = node.key.pid if member is None else member.last.known_pid
+    return Party(pid, node.tid, member.label if member else None, node.key.host)
 
 
 def _gaps(case: Case) -> tuple[Gap, ...]:

@@ -15,10 +15,10 @@ def is_stopped(member: Member) -> bool:
 
 def is_dead(member: Member) -> bool:
     """Gone, a zombie, or being torn down: it will never answer."""
-    return member.is_gone or member.last.state in ("Z", "X", "x") or _is_dying(member.last)
+    return member.is_gone or member.last.state in ("Z", "X", "x") or is_dying(member.last)
 
 
-def _is_dying(process: Process) -> bool:
+def is_dying(process: Process) -> bool:
     """Its memory is gone already: it looks like a kernel thread, for up to seconds after a kill (seen with vLLM)."""
     return process.rss_bytes == 0 and not process.command and process.state != "I"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels, fold_numbers
-from hangdoctor.analysis.standing import is_dead, is_settled
+from hangdoctor.analysis.standing import is_dead, is_dying, is_settled
 from hangdoctor.case import Case, Member
 from hangdoctor.knowledge.catalogue import RoleKind
 from hangdoctor.model import Activity
@@ -43,6 +45,14 @@ def _orphaned(orphans: list[Member]) -> Finding:
 
 
 def _died(situation: Situation, dead: list[Member]) -> Finding:
+    """Of several deaths the first is the cause: what ends during the looks is mostly torn down after it."""
+    case = situation.case
+    first = min(_died_at(m) for m in dead)
+    if first > 0 and (absent := _absent_ranks(case, [m for m in case.ranks if m.looks[0] is not None])):
+        ended = fold_labels(m.label for m in dead)
+        because = f"rank {absent} was missing from the first look on; {ended} ended after it"
+        return Finding(Kind.HUNG, Confidence.LIKELY, Cause.DEAD_PROCESS, because)
+    dead = [m for m in dead if _died_at(m) == first]
     waiting = any(situation.graph.waiters_on(s.node) for s in (Suspect(m, m.lead) for m in dead))
     labels = fold_labels(m.label for m in dead)
     how = _HOW.get(dead[0].last.state or "", "is being torn down") if not dead[0].is_gone else "has vanished"
@@ -55,6 +65,29 @@ def _died(situation: Situation, dead: list[Member]) -> Finding:
     )
 
 
+def _died_at(member: Member) -> int:
+    """Index of the first look at which it was dead, dying or gone."""
+    seen = False
+    for index, look in enumerate(member.looks):
+        if look is None and seen:
+            return index
+        if look is not None and (look.state in ("Z", "X", "x") or is_dying(look)):
+            return index
+        seen = seen or look is not None
+    return len(member.looks)
+
+
+def _absent_ranks(case: Case, present: Sequence[Member]) -> str:
+    """Numbers of the ranks that should be here and are not among ``present``; empty when none is known to lack."""
+    expected = case.expected_local or (case.expected_world if len(case.capture.hosts) > 1 else None)
+    if expected is None or not present or len(present) >= expected:
+        return ""
+    numbers = {
+        v for m in present if m.rank for v in (m.rank.tp, m.rank.local, m.rank.global_rank) if v is not None
+    }
+    return fold_numbers(n for n in range(expected) if n not in numbers) or "?"
+
+
 _HOW = {"Z": "is a zombie: it died and its parent has not reaped it", "X": "is dead"}
 
 
@@ -63,22 +96,17 @@ _WAITS_FOR_ALL = frozenset({Activity.WAIT_COLLECTIVE, Activity.WAIT_PEER, Activi
 
 def _missing(case: Case) -> Finding | None:
     """Fewer ranks here than the command line or the environment promises, while the others wait for all."""
-    expected = case.expected_local or (case.expected_world if len(case.capture.hosts) > 1 else None)
     ranks = [m for m in case.members if m.kind is RoleKind.RANK]
-    if expected is None or not ranks or len(ranks) >= expected:
-        return None
+    absent = _absent_ranks(case, ranks)
     waiting = [m for m in ranks if m.lead is not None and m.lead.last.activity in _WAITS_FOR_ALL]
-    if len(waiting) < len(ranks) or not all(is_settled(m.lead) for m in waiting):
+    if not absent or len(waiting) < len(ranks) or not all(is_settled(m.lead) for m in waiting):
         return None
-    present = {
-        v for m in ranks if m.rank for v in (m.rank.tp, m.rank.local, m.rank.global_rank) if v is not None
-    }
-    absent = fold_numbers(n for n in range(expected) if n not in present)
+    expected = case.expected_local or case.expected_world
     return Finding(
         Kind.HUNG,
         Confidence.LIKELY,
         Cause.DEAD_PROCESS,
-        f"{expected} ranks are expected here and {len(ranks)} exist; missing: {absent or 'unknown'}",
+        f"{expected} ranks are expected here and {len(ranks)} exist; missing: {absent.replace('?', 'unknown')}",
     )
 
 
