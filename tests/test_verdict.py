@@ -8,7 +8,7 @@ import pytest
 
 from hangdoctor.analysis import diagnose
 from hangdoctor.knowledge import Knowledge, load_knowledge
-from hangdoctor.model import FlightEntry, LockWait, Method, OpenFile, SpinSample, Stack, Thread
+from hangdoctor.model import FlightEntry, LockWait, Method, OpenFile, SpinSample, Stack, Syscall, Thread
 from hangdoctor.report import Cause, Confidence, Kind, Report
 from tests.captures import (
     FUTEX,
@@ -399,3 +399,26 @@ def test_twin_a_lock_file_with_a_builder_is_not() -> None:
         rank(n, WORLD, [building if n == ODD else BATON], switches=30, syscall=SLEEP) for n in range(WORLD)
     ]
     assert answer(diagnosis([*ranks, nvcc])) == (Kind.SLOW, Cause.COMPILING, {ODD})
+
+
+def test_ranks_in_flock_wait_for_the_one_that_holds_the_file() -> None:
+    building = frames("Popen.wait subprocess.py:1264", "build /job/b.py:52", "main /job/train.py:44")
+    wanting = frames("wait_for_build /job/b.py:65", "main /job/train.py:44")
+    nvcc = Looks(
+        5000, [None], state="R", command=("nvcc", "-c", "x.cu"), comm="nvcc", ppid=4000 + ODD, cpu_s=3.0
+    )
+    flock = Syscall("flock", fd=9, is_timed=False)
+    ranks = [
+        rank(n, WORLD, [building]) if n == ODD else rank(n, WORLD, [wanting], syscall=flock)
+        for n in range(WORLD)
+    ]
+    report = diagnosis([*ranks, nvcc])
+    assert answer(report) == (Kind.SLOW, Cause.COMPILING, {ODD})
+    assert len(report.verdict.victims) == WORLD - 1
+
+
+def test_twin_an_flock_that_nobody_builds_behind_is_not_slow() -> None:
+    wanting = frames("wait_for_build /job/b.py:65", "main /job/train.py:44")
+    flock = Syscall("flock", fd=9, is_timed=False)
+    report = diagnosis([rank(n, WORLD, [wanting], syscall=flock) for n in range(WORLD)])
+    assert report.verdict.kind is Kind.HUNG

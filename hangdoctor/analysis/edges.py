@@ -217,11 +217,9 @@ def _unready(case: Case, member: Member) -> list[Member]:
 
 
 def _lock_file_edges(case: Case, member: Member) -> Iterator[Edge]:
-    aspect = member.aspect
-    if aspect is None or aspect.waits_for != "lock-file":
+    if not _is_at_a_lock_file(member):
         return
-    locks = case.capture.snapshots[-1].file_locks
-    for lock in locks:
+    for lock in case.capture.snapshots[-1].file_locks:
         if member.pid in lock.waiters and lock.holder is not None and lock.holder != member.pid:
             holder = next((m for m in case.members if m.pid == lock.holder), None)
             node = lead_node(_owner_rank(case, holder)) if holder else None
@@ -253,6 +251,14 @@ def _lock_file_edges(case: Case, member: Member) -> Iterator[Edge]:
             None,
             Strength.POSSIBLE,
         )
+
+
+def _is_at_a_lock_file(member: Member) -> bool:
+    """By its frames, or by the system call: any code may take an flock."""
+    aspect, lead = member.aspect, member.lead
+    call = lead.last.thread.syscall if lead is not None else None
+    is_flock = call is not None and call.name in ("flock", "fcntl") and lead is not None
+    return (aspect is not None and aspect.waits_for == "lock-file") or is_flock
 
 
 def _is_building(member: Member) -> bool:

@@ -64,6 +64,12 @@ def _has_ranks(case: Case) -> bool:
     return any(m.kind in (RoleKind.RANK, RoleKind.CONTROL) for m in case.members)
 
 
+def _supervises(member: Member) -> bool:
+    """Waits for processes below it. A rank that waits for its children builds something: that is its own work."""
+    phase = member.phase
+    return phase is not None and phase.waits_for in _SUBORDINATES and member.kind is not RoleKind.RANK
+
+
 def _furthest_behind(members: list[Member]) -> list[Member]:
     """Those in the earliest phase are the ones to watch: the later ones got past it. Ranks before supervisors.
 
@@ -71,7 +77,7 @@ def _furthest_behind(members: list[Member]) -> list[Member]:
     """
     ranks = [m for m in members if m.kind is RoleKind.RANK] or members
     # Who waits for the processes below it is early in its own order, and behind nobody.
-    ranks = [m for m in ranks if m.phase is None or m.phase.waits_for not in _SUBORDINATES] or ranks
+    ranks = [m for m in ranks if not _supervises(m)] or ranks
     ordered = (Stage.STARTUP, Stage.SERVING)
     orders = {m.key: m.phase.order for m in ranks if m.phase is not None and m.phase.stage in ordered}
     if len(orders) == len(ranks) and orders:
