@@ -33,6 +33,8 @@ class LiveScenario:
     """Frames that a person would blame; empty: not asked."""
     may_be_unknown: bool = False
     """What can be seen from outside does not decide; "unknown" is an honest answer, the opposite is not."""
+    accepts: tuple[str, ...] = ()
+    """Other kinds that are no mistake: nobody would restart a job for them."""
     is_blamed: bool = True
     """The culprit is rank 1 (or a process that rank 1 waits for)."""
     requires: tuple[str, ...] = ()
@@ -152,12 +154,15 @@ SCENARIOS: dict[str, LiveScenario] = {
             is_blamed=False,
             said_lines=1,
         ),
+        # A worker of a server that nobody knows, met in the middle of its work: busy, and not hung.
         LiveScenario(
             "service-busy",
             "d_service.py",
             "serve",
             "ready",
             ("serving", "idle"),
+            accepts=("slow",),
+            may_be_unknown=True,
             is_blamed=False,
             said_lines=1,
         ),
