@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -60,7 +59,7 @@ def stop(say: Say) -> None:
     running = _find()
     if running is not None:
         server.end_session(running.pid)
-        shutil.rmtree(running.folder, ignore_errors=True)
+        server.remove(Path(running.folder))
         say(f"vllm serve, pid {running.pid}, ended")
     _file().unlink(missing_ok=True)
 

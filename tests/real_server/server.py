@@ -233,7 +233,7 @@ def serving(
         end_session(popen.pid)
         popen.wait()
         os.close(say_fd)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def start(
@@ -276,6 +276,14 @@ def start(
             cwd=folder,
             start_new_session=True,
         )
+
+
+def remove(folder: Path) -> None:
+    """A server's files, and its ranks' shared memory: named after the rendezvous file, and never unlinked."""
+    for rendezvous in folder.glob("vllm_dist_*"):
+        for segment in Path("/dev/shm").glob(f"{rendezvous.name}*"):
+            segment.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_session(session: int) -> None:
