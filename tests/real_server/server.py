@@ -292,7 +292,8 @@ def end_session(session: int) -> None:
     segments = {segment for pid in members for segment in _shared_memory(pid)}
     for pid in members:
         _signal(pid, signal.SIGCONT)
-    _signal(session, signal.SIGTERM)
+    if session in members:  # a leader that has ended and was reaped may have left its number to a stranger
+        _signal(session, signal.SIGTERM)
     if not _is_ended(session, STOP_S):
         for pid in _living(session):
             # The tracker removes named shared memory once its pipe is closed by all others.
