@@ -119,11 +119,11 @@ def _record(path: Path, truth: Truth) -> None:
     if not wanted:
         return
     assert path.stat().st_size <= MAX_RECORDED_BYTES
-    folder = Path(wanted) / f"vllm-live-{truth.name}"
-    folder.mkdir(parents=True, exist_ok=True)
     capture = renamed(
         bundle.read(path), {str(installation.place()): "/opt/vllm", str(ROOT): "/opt/hangdoctor"}
     )
+    folder = Path(wanted) / f"vllm-live-{truth.name}"
+    folder.mkdir(parents=True, exist_ok=True)
     bundle.write(capture, folder / "capture.hang")
     (folder / "expected.toml").write_text(_toml(truth.expected), encoding="utf-8")
 
