@@ -119,9 +119,10 @@ def _record(path: Path, truth: Truth) -> None:
     if not wanted:
         return
     assert path.stat().st_size <= MAX_RECORDED_BYTES
-    capture = renamed(
-        bundle.read(path), {str(installation.place()): "/opt/vllm", str(ROOT): "/opt/hangdoctor"}
-    )
+    whole = bundle.read(path)
+    if any(gap.source == "proc" for snapshot in whole.snapshots for gap in snapshot.gaps):
+        return  # a busy machine: right all the same, but no recording to learn from
+    capture = renamed(whole, {str(installation.place()): "/opt/vllm", str(ROOT): "/opt/hangdoctor"})
     folder = Path(wanted) / f"vllm-live-{truth.name}"
     folder.mkdir(parents=True, exist_ok=True)
     bundle.write(capture, folder / "capture.hang")
