@@ -422,3 +422,19 @@ def test_twin_an_flock_that_nobody_builds_behind_is_not_slow() -> None:
     flock = Syscall("flock", fd=9, is_timed=False)
     report = diagnosis([rank(n, WORLD, [wanting], syscall=flock) for n in range(WORLD)])
     assert report.verdict.kind is Kind.HUNG
+
+
+def test_a_look_between_two_compilers_is_no_hang() -> None:
+    building = frames("Popen.wait subprocess.py:1264", "build /job/b.py:52", "main /job/train.py:44")
+    command = ("nvcc", "-c", "x.cu")
+    steps = [
+        Looks(
+            5000 + n, [None], command=command, comm="nvcc", ppid=4000 + ODD, present=[n == 0, n == 1, False]
+        )
+        for n in range(2)
+    ]
+    assert answer(diagnosis([*job(rank(ODD, WORLD, [building])), *steps])) == (
+        Kind.SLOW,
+        Cause.COMPILING,
+        {ODD},
+    )

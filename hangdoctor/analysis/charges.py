@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from hangdoctor.analysis.findings import Finding, Suspect
 from hangdoctor.analysis.gpu import GpuStatement
 from hangdoctor.analysis.log_moves import LogMove
+from hangdoctor.analysis.progress import describe_progress
 from hangdoctor.analysis.waits import Edge
 from hangdoctor.case import Case, Movement
-from hangdoctor.report import Cause, Confidence, Kind
+from hangdoctor.report import Cause, Confidence, Kind, Progress, ProgressClass
 
 LEAST_STILLNESS_S = 2.5
 """Below this a motionless thread makes a hang only ``possible``: polls and retries commonly pause for seconds."""
@@ -83,6 +84,9 @@ def stuck(charge: Charge, cause: Cause, because: str) -> Finding:
     """Hung as far as the looks reach; from a single look it stays open."""
     if charge.case.look_count < 2 or movement(charge.suspect) is Movement.UNKNOWN:
         return undecided(charge, cause, because, "a second look: whether it is still there")
+    progress = charge.suspect.member.progress
+    if progress.kind is ProgressClass.PROOF and charge.suspect.track is charge.suspect.member.lead:
+        return moving_after_all(charge, progress)
     still = stillness_s(charge.case, charge.suspect)
     confidence = (
         Confidence.LIKELY if still >= LEAST_STILLNESS_S and charge.is_waited_for else Confidence.POSSIBLE
@@ -95,6 +99,27 @@ def stuck(charge: Charge, cause: Cause, because: str) -> Finding:
         (charge.suspect,),
         charge.suspect.member.progress,
     )
+
+
+def moving_after_all(charge: Charge, progress: Progress) -> Finding:
+    """Still at the look, and yet proof of progress between the looks: caught between two build steps, two files."""
+    cause = phase_cause(charge.suspect)
+    if "build step" in (progress.what or ""):
+        cause = Cause.COMPILING
+    return Finding(
+        Kind.SLOW,
+        Confidence.LIKELY,
+        cause if cause in SLOW_CAUSES else Cause.LOADING if _is_load(progress) else Cause.LAGGARD,
+        f"it {describe_progress(progress)}",
+        (charge.suspect,),
+        progress,
+    )
+
+
+def _is_load(progress: Progress) -> bool:
+    """A share of a known whole, or bytes coming in; what goes out, or anything else that moves, is only late."""
+    is_incoming = progress.unit == "bytes/s" and not (progress.what or "").startswith("writes")
+    return progress.percent is not None or is_incoming
 
 
 def undecided(

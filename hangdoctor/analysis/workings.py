@@ -9,6 +9,7 @@ from hangdoctor.analysis.charges import (
     Charge,
     demand,
     movement,
+    moving_after_all,
     phase_cause,
     stillness_s,
     undecided,
@@ -123,21 +124,7 @@ def makes_proven_progress(charge: Charge) -> Finding | None:
         or charge.suspect.track is not charge.suspect.member.lead
     ):
         return None
-    cause = Cause.LOADING if _is_load(progress) else Cause.LAGGARD
-    return Finding(
-        Kind.SLOW,
-        Confidence.LIKELY,
-        cause,
-        f"it {describe_progress(progress)}",
-        (charge.suspect,),
-        progress,
-    )
-
-
-def _is_load(progress: Progress) -> bool:
-    """A share of a known whole, or bytes coming in; what goes out, or anything else that moves, is only late."""
-    is_incoming = progress.unit == "bytes/s" and not (progress.what or "").startswith("writes")
-    return progress.percent is not None or is_incoming
+    return moving_after_all(charge, progress)
 
 
 def computes(charge: Charge) -> Finding | None:

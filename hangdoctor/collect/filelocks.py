@@ -13,7 +13,7 @@ from hangdoctor.model import FileLock, Process
 
 MAX_LOCK_FILES = 32
 _LOCK = re.compile(
-    r"^(?P<id>\d+): (?P<arrow>-> )?(?P<kind>FLOCK|POSIX|OFDLCK)\s+\S+\s+\S+\s+(?P<pid>-?\d+) "
+    r"^(?P<id>\d+): +(?P<arrow>-> )?(?P<kind>FLOCK|POSIX|OFDLCK)\s+\S+\s+\S+\s+(?P<pid>-?\d+) "
     r"(?P<device>[0-9a-f]+:[0-9a-f]+):(?P<inode>\d+) ",
     re.M,
 )
