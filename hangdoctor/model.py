@@ -280,7 +280,7 @@ class Process:
 
     @property
     def known_pid(self) -> int | None:
-        """The pid; ``None`` where a foreign dump gave none (such processes are numbered -1, -2 … to tell them apart)."""
+        """The pid; ``None`` where a foreign dump gave none (those are numbered -1, -2 … to tell them apart)."""
         return self.pid if self.pid > 0 else None
 
 

@@ -28,7 +28,9 @@ def with_owners(gpus: list[Gpu], pids: Sequence[int]) -> tuple[list[Gpu], list[G
     held = {pid: files for pid in pids if (files := open_devices(pid))}
     owners = [tuple(_by_device_files(gpu.minor, held)) for gpu in gpus]
     told = ({process.pid for process in gpu.processes} for gpu in gpus)
-    confirmed = any({owner.pid for owner in own} & pids_told for own, pids_told in zip(owners, told, strict=True))
+    confirmed = any(
+        {owner.pid for owner in own} & pids_told for own, pids_told in zip(owners, told, strict=True)
+    )
     if confirmed or not held:
         return gpus, []
     mapped = [replace(gpu, processes=own) for gpu, own in zip(gpus, owners, strict=True)]
@@ -81,5 +83,9 @@ def _by_device_files(minor: int | None, held: Mapping[int, Counter[int]]) -> Ite
     gets 16 more. A tie says nothing.
     """
     for pid, files in sorted(held.items()):
-        if minor is not None and files[minor] and all(files[other] < files[minor] for other in files if other != minor):
+        if (
+            minor is not None
+            and files[minor]
+            and all(files[other] < files[minor] for other in files if other != minor)
+        ):
             yield GpuProcess(pid, how="device files")
