@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 
@@ -32,12 +32,3 @@ def fold_labels(labels: Iterable[str]) -> str:
     parts = [f"{stem}{fold_numbers(values)}" for stem, values in numbered.items()]
     parts += [label if count == 1 else f"{count} × {label}" for label, count in plain.items()]
     return ", ".join(parts)
-
-
-def join_words(words: Sequence[str], limit: int = 4) -> str:
-    """``a, b and c``; beyond ``limit`` the rest is counted: ``a, b, c, d and 9 more``."""
-    if len(words) > limit:
-        words = [*words[:limit], f"{len(words) - limit} more"]
-    if len(words) < 2:
-        return "".join(words)
-    return ", ".join(words[:-1]) + " and " + words[-1]
