@@ -119,7 +119,8 @@ def test_any_collector_may_block(
         monkeypatch.setattr(surroundings, limit, 0.3)
     monkeypatch.setattr(inside, "LOCKS_S", 0.3)
     monkeypatch.setattr(inside, "FLIGHT_S", 0.3)
-    with stuck("c_threads.py", 2, 2) as target:
+    of_a_group = b"pt_gloo_runloop".hex()  # a flight recorder is searched for only beside such threads
+    with stuck("c_threads.py", 2, 2, of_a_group) as target:
         (snapshot,) = timed(target.pid, replace(ONE_LOOK, use_gpu=True)).snapshots
     (process,) = snapshot.processes
     assert any(gap.source == source and gap.remedy for gap in snapshot.gaps), snapshot.gaps

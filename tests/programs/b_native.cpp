@@ -96,15 +96,15 @@ int main(int argc, char **argv) {
   prepare(count);
   for (int own = 0; own < count; own++)
     std::thread([own, count, tids] {
-      int tid = (int)syscall(SYS_gettid);
-      if (write(tids[1], &tid, sizeof tid) == sizeof tid) lock_ring(own, count);
+      int said[2] = {own, (int)syscall(SYS_gettid)};
+      if (write(tids[1], said, sizeof said) == sizeof said) lock_ring(own, count);
     }).detach();
   char line[200];
   int length = snprintf(line, sizeof line, "%d", getpid());
   for (int i = 0; i < count; i++) {
-    int tid;
-    if (read(tids[0], &tid, sizeof tid) != sizeof tid) return 1;
-    length += snprintf(line + length, sizeof line - length, " t%d=%d", i, tid);
+    int said[2];  // in any order: which thread comes first is the scheduler's business
+    if (read(tids[0], said, sizeof said) != sizeof said) return 1;
+    length += snprintf(line + length, sizeof line - length, " t%d=%d", said[0], said[1]);
   }
   length += snprintf(line + length, sizeof line - length, "\n");
   if (write(atoi(getenv("HANDSHAKE_SAY_FD")), line, length) != length) return 1;
