@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,12 +174,13 @@ def test_threads_of_a_zombie_leader() -> None:
 
 
 def test_when_a_thread_last_ran() -> None:
-    with stuck("c_hold.py") as resting, stuck("c_spin.py", 1) as spinning:
+    clock = SchedulerClock()
+    with stuck("c_hold.py") as resting:
         os.waitid(os.P_PID, _pause().pid, os.WEXITED)
-        rest = read_threads(resting.pid, lambda line, wchan: None, is_namespaced=False).threads[0]
-        spin = read_threads(spinning.pid, lambda line, wchan: None, is_namespaced=False).threads
-    assert rest.last_ran_s is not None and rest.last_ran_s >= 0.15
-    assert any(thread.last_ran_s is not None and thread.last_ran_s < 0.2 for thread in spin)
+        clock._welcoming = frozenset(os.sched_getaffinity(0))  # however busy this machine is
+        table = read_threads(resting.pid, lambda line, wchan: None, is_namespaced=False, clock=clock)
+    rest = table.threads[0]
+    assert rest.last_ran_s is not None and 0.15 <= rest.last_ran_s < 60
     assert rest.state == "S" and rest.wchan is not None
     assert rest.run_ns is not None and rest.voluntary_switches is not None
 
@@ -244,20 +246,44 @@ def test_gap_of_a_refusal_is_one_a_process_with_the_command_that_helps(
             assert ("sudo" in gap.remedy) is (uid != 0)
 
 
+def clock_after(
+    seconds: float, idle_ticks: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> SchedulerClock:
+    """A clock that was made ``seconds`` ago, on CPUs that were idle for so many ticks since."""
+    readings = [dict.fromkeys(idle_ticks, 0), idle_ticks]
+    monkeypatch.setattr(schedclock, "_idle_ticks", lambda: readings.pop(0))
+    monkeypatch.setattr(schedclock.time, "monotonic", lambda: 2000.0 - seconds)
+    clock = SchedulerClock()
+    monkeypatch.setattr(schedclock.time, "monotonic", lambda: 2000.0)
+    return clock
+
+
 def test_clocks_of_cpus_differ_and_are_read_where_the_thread_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread rests on a CPU whose clock runs 1000 s behind, as hours of interrupts make it."""
     monkeypatch.setattr(schedclock, "_read_clock_of", lambda cpu: {0: 5_000.0, 1: 1_005_000.0}[cpu])
-    monkeypatch.setattr(schedclock.time, "monotonic", lambda: 2000.0)
-    clock = SchedulerClock()
+    clock = clock_after(0.1, {0: 9, 1: 2}, monkeypatch)
     assert clock.seconds_since(b"se.exec_start : 1985000.000000\n", cpu=0) == 10.0
     assert clock.seconds_since(b"se.exec_start : 985000.000000\n", cpu=1) == 10.0
     assert clock.seconds_since(None, cpu=0) is None
     assert clock.seconds_since(b"nothing of the kind", cpu=0) is None
 
 
+@pytest.mark.parametrize(("seconds", "ticks"), [(0.1, 0), (0.02, 2)], ids=["busy", "too-soon-to-tell"])
+def test_a_cpu_that_may_have_no_time_is_not_visited(
+    seconds: float, ticks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedclock, "_read_clock_of", lambda cpu: pytest.fail("went there"))
+    clock = clock_after(seconds, {0: ticks}, monkeypatch)
+    assert clock.seconds_since(b"se.exec_start : 1985000.000000\n", cpu=0) is None
+
+
 def test_affinity_is_restored() -> None:
     allowed = os.sched_getaffinity(0)
     clock = SchedulerClock()
-    assert clock.seconds_since(Path("/proc/thread-self/sched").read_bytes(), cpu=min(allowed)) is not None
-    assert clock.seconds_since(Path("/proc/thread-self/sched").read_bytes(), cpu=4095) is None
+    while time.monotonic() < clock._made_at + 2 * schedclock._SHORTEST_S:
+        pass
+    sched, here = Path("/proc/thread-self/sched").read_bytes(), max(allowed)
+    clock._welcoming = frozenset({here, 4095})
+    assert clock.seconds_since(sched, cpu=here) is not None
+    assert clock.seconds_since(sched, cpu=4095) is None
     assert os.sched_getaffinity(0) == allowed

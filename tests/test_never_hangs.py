@@ -127,6 +127,14 @@ def test_any_collector_may_block(
     assert process.command and (process.threads or name == "read_threads")
 
 
+def test_a_rank_that_spins_in_sched_yield_does_not_hold_up_a_look() -> None:
+    """A reader that goes to such a CPU may stay there for as long as the rank spins (Linux 6.18)."""
+    with stuck("c_yield.py", min(os.sched_getaffinity(0))) as target:
+        capture = timed(target.pid, replace(ONE_LOOK, snapshots=3, interval_s=0.1))
+    assert not [gap for snapshot in capture.snapshots for gap in snapshot.gaps if "return" in gap.reason]
+    assert max(snapshot.duration_s or 0.0 for snapshot in capture.snapshots) < 2.0
+
+
 def test_one_process_that_blocks_does_not_cost_the_others_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     read_threads = look.read_threads
     monkeypatch.setattr(look, "THREADS_S", 0.3)

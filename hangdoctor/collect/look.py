@@ -40,6 +40,7 @@ class Look:
         self._spins = spins
         self._program = program
         self._clock = Clock(plan.look_s)
+        self._cpu_clocks = SchedulerClock()
         self._began = time.monotonic()
         self.taken_at = time.time()
         self.processes: tuple[Process, ...] = ()
@@ -109,8 +110,6 @@ class Look:
         )
 
     def _read_thread_tables(self, processes: Sequence[Process], *, can_read_memory: bool) -> list[int]:
-        clock = SchedulerClock()
-
         def read(process: Process) -> ThreadTable:
             pid, sockets = process.pid, process.sockets
             return read_threads(
@@ -119,7 +118,7 @@ class Look:
                     pid, line, can_read_memory=can_read_memory, wchan=wchan, sockets=sockets
                 ),
                 is_namespaced=process.ns_pid is not None,
-                clock=clock,
+                clock=self._cpu_clocks,
             )
 
         stuck = []

@@ -4,6 +4,9 @@
 each leaves out the time that its CPU spent on interrupts and that a hypervisor stole (``rq_clock_task``). Here two
 CPUs were 122 ms apart after an hour; weeks of network interrupts make hours. So the clock is read on that very CPU,
 by going there for a moment (0.1-0.3 ms).
+
+Only where that CPU has time for us. A rank that spins in ``sched_yield`` for its peer kept a visitor of low priority
+waiting for a minute while the CPU beside it was idle (Linux 6.18, measured), and whoever is pinned cannot leave.
 """
 
 from __future__ import annotations
@@ -12,18 +15,32 @@ import os
 import re
 import time
 
+from hangdoctor.collect.procfs import read_bytes
+
 _EXEC_START = re.compile(rb"^se\.exec_start\s*:\s*(\d+\.\d+)", re.M)
+_IDLE = re.compile(rb"^cpu(\d+) \d+ \d+ \d+ (\d+) (\d+)", re.M)
 _BUDGET_S = 0.05
 """A CPU that others keep busy lets us in late; after this long in all, the rest stays unknown."""
+_IDLE_SHARE = 0.1
+"""Whoever spins leaves nothing; our own helpers are busy, but not that busy."""
+_SHORTEST_S = 0.03
+"""Idle time is counted in ticks of 10 ms: less than three of them say nothing."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class SchedulerClock:
-    """Remembers each CPU's clock once it has been read. ``seconds_since`` costs one visit a CPU."""
+    """Remembers each CPU's clock once it has been read. ``seconds_since`` costs one visit a CPU.
+
+    Which CPUs may be visited is judged by how idle they were since this was made.
+    """
 
     def __init__(self) -> None:
         self._ahead_ms: dict[int, float | None] = {}
         """Monotonic time minus the CPU's own."""
         self._spent_s = 0.0
+        self._made_at = time.monotonic()
+        self._idle_before = _idle_ticks()
+        self._welcoming: frozenset[int] | None = None
 
     def seconds_since(self, sched: bytes | None, cpu: int) -> float | None:
         """Seconds since a thread that last ran on ``cpu`` was there, from its ``sched`` file; ``None`` if unknown."""
@@ -38,9 +55,29 @@ class SchedulerClock:
     def _visit(self, cpu: int) -> float | None:
         if cpu not in self._ahead_ms:
             began = time.monotonic()
-            self._ahead_ms[cpu] = _read_clock_of(cpu) if self._spent_s < _BUDGET_S else None
+            may_go = self._spent_s < _BUDGET_S and cpu in self._idle_cpus()
+            self._ahead_ms[cpu] = _read_clock_of(cpu) if may_go else None
             self._spent_s += time.monotonic() - began
         return self._ahead_ms[cpu]
+
+    def _idle_cpus(self) -> frozenset[int]:
+        if self._welcoming is None:
+            passed_s = time.monotonic() - self._made_at
+            if passed_s < _SHORTEST_S:
+                return frozenset()
+            enough = _IDLE_SHARE * passed_s * _TICKS_PER_S
+            before, now = self._idle_before, _idle_ticks()
+            self._welcoming = frozenset(cpu for cpu in now if now[cpu] - before.get(cpu, now[cpu]) >= enough)
+        return self._welcoming
+
+
+def _idle_ticks() -> dict[int, int]:
+    """Ticks that each CPU has spent idle, or waiting for a disk, since boot."""
+    try:
+        data = read_bytes("/proc/stat", limit=1 << 22)
+    except OSError:
+        return {}
+    return {int(cpu): int(idle) + int(waiting) for cpu, idle, waiting in _IDLE.findall(data)}
 
 
 def _read_clock_of(cpu: int) -> float | None:
