@@ -28,7 +28,8 @@ VOLATILE = (
     (re.compile(r"\S*/(?=\w+\.py\b)"), ""),  # folders of source files
     (re.compile(r"[█░]+"), "BAR"),
     (re.compile(r"about\s+[\d.]+\s+(?:min\s+[\d.]+\s+s|min|s)\s+left"), "about N left"),
-    (re.compile(r"\b(?:runs|sleeps)\s+in\s+load_weights"), "reads in load_weights"),  # where a look catches it
+    # Where a look catches it.
+    (re.compile(r"\b(?:runs|sleeps)\s+in\s+load_weights"), "reads in load_weights"),
     (re.compile(r"(?:E\d+ +rank [^E]*?flight recorder[^E]*)"), ""),  # only with a torch that has one
     (re.compile(r"\d+(?:\.\d+)?"), "N"),
     (re.compile(r"\s+"), " "),  # lines break elsewhere when a number grows

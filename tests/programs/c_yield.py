@@ -1,4 +1,4 @@
-"""A thread spins in sched_yield on CPU number ARGV[1], as a rank does that waits for its peer; the main thread rests there."""
+"""On CPU number ARGV[1] a thread spins in sched_yield, as a rank does that waits for its peer, and another rests."""
 
 import os
 import sys
