@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 
 STREAMS = 8
-TOKENS = 64
+TOKENS = 512
 
 
 def generate(port: str, tokens: int, timeout_s: float) -> int:
@@ -24,11 +25,30 @@ def generate(port: str, tokens: int, timeout_s: float) -> int:
         return int(json.load(answer)["meta_info"]["completion_tokens"])
 
 
+def generated(port: str, tokens: int) -> Iterator[int]:
+    """How many tokens each piece of one streamed answer brings: what a rate over seconds has to be made of."""
+    body = {
+        "text": "tell me",
+        "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0},
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    had = 0
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        for line in answer:
+            if line.startswith(b"data: {"):
+                count = int(json.loads(line[6:])["meta_info"]["completion_tokens"])
+                yield count - had
+                had = count
+
+
 def stream(port: str, path: str, lock: threading.Lock) -> None:
     while True:
-        tokens = generate(port, TOKENS, 120)
-        with lock, open(path, "a") as counts:
-            counts.write(f"{time.monotonic():.4f} {tokens}\n")
+        for tokens in generated(port, TOKENS):
+            with lock, open(path, "a") as counts:
+                counts.write(f"{time.monotonic():.4f} {tokens}\n")
 
 
 def main() -> None:

@@ -74,16 +74,18 @@ def attach(pid: int, folder: Path, work: Path, options: tuple[str, ...]) -> Look
     return look
 
 
-def ask_ras(folder: Path, work: Path) -> None:
-    """Raw answers of NCCL's RAS service and what is read in them, beside the report."""
-    command = [sys.executable, str(Path(__file__).with_name("ras_raw.py")), str(folder)]
-    with (folder / "ras.txt").open("wb") as output:
-        try:
-            subprocess.run(
-                command, env=tool_environ(work), stdout=output, stderr=subprocess.STDOUT, timeout=40
-            )
-        except subprocess.TimeoutExpired:
-            output.write(b"did not answer in 40 s\n")
+def time_reads(pid: int, folder: Path, work: Path) -> None:
+    """Raw answers of NCCL's RAS service and what is read in them, and what the recorders cost, beside the report."""
+    here = Path(__file__).parent
+    for script, argument in (("ras_raw.py", str(folder)), ("read_times.py", str(pid))):
+        command = [sys.executable, str(here / script), argument]
+        with (folder / script).with_suffix(".txt").open("wb") as output:
+            try:
+                subprocess.run(
+                    command, env=tool_environ(work), stdout=output, stderr=subprocess.STDOUT, timeout=40
+                )
+            except subprocess.TimeoutExpired:
+                output.write(b"did not end in 40 s\n")
 
 
 def judge(look: Look, expect: Expect) -> None:

@@ -43,7 +43,7 @@ class Scenario:
     options: tuple[str, ...]
     """More words for ``hangdoctor attach``."""
     ras: bool
-    """Record what NCCL's RAS service says after the attach."""
+    """Record what NCCL's RAS service says after the attach, and what reading the Flight Recorders costs."""
     measure: str | None
     """``attach`` or ``watch``: compare the token throughput with and without it."""
     is_last: bool

@@ -16,12 +16,14 @@ import tarfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 
-from look import Look, ask_ras, attach, judge, watch
+from look import Look, attach, judge, time_reads, watch
 from plan import Life, Scenario, read_plan
 from target import NotReached, Target
 from throughput import Meter
 
+WARM_UP_S, REST_S, WATCH_S, ROUNDS = 5.0, 6.0, 8.0, 3
 LEAST_S = 50.0
 """Less than this left: no further scenario is begun, so that the archive is whole when the limit strikes."""
 
@@ -37,7 +39,7 @@ class Result:
     verdict: str = ""
     attach_s: float | None = None
     exit_code: int | None = None
-    throughput: dict[str, float] = field(default_factory=dict)
+    throughput: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -88,7 +90,7 @@ def play(
         target.wait(scenario)
         look = measured(scenario, target, meter, folder, session, result)
         if scenario.ras:
-            ask_ras(folder, session.work)
+            time_reads(target.pid, folder, session.work)
         judge(look, scenario.expect)
         result.problems += look.problems
         result.verdict, result.exit_code = look.words, look.exit_code
@@ -132,27 +134,27 @@ def signal_victim(pid: int, number: signal.Signals) -> None:
 def measured(
     scenario: Scenario, target: Target, meter: Meter, folder: Path, session: Session, result: Result
 ) -> Look:
-    """Attach; with ``measure`` also compare the throughput before, while and after."""
+    """Attach; with ``measure`` also compare the throughput with and without it, in turns."""
     if scenario.measure is None:
         return attach(target.pid, folder, session.work, scenario.options)
-    before = meter.rate(8.0)
-    begun = time.monotonic()
-    if scenario.measure == "watch":
-        result.problems += watch(target.pid, folder, session.work, 12.0)
-        during = meter.rate_between(begun, time.monotonic())
-        look = None
-    else:
-        look = attach(target.pid, folder, session.work, scenario.options)
-        during = meter.rate_between(begun, time.monotonic())
-    after = meter.rate(8.0)
-    rest = (before + after) / 2
+    meter.rate(WARM_UP_S)
+    rates: list[tuple[float, float]] = []
+    looks: list[Look] = []
+    for _ in range(ROUNDS):
+        without = meter.rate(REST_S)
+        begun = time.monotonic()
+        if scenario.measure == "watch":
+            result.problems += watch(target.pid, folder, session.work, WATCH_S)
+        else:
+            looks.append(attach(target.pid, folder, session.work, scenario.options))
+        rates.append((without, meter.rate_between(begun, time.monotonic())))
     result.throughput = {
-        "before_tokens_s": round(before, 1),
-        "during_tokens_s": round(during, 1),
-        "after_tokens_s": round(after, 1),
-        "ratio": round(during / rest, 4) if rest else 0.0,
+        "without_tokens_s": [round(without, 1) for without, _ in rates],
+        "with_tokens_s": [round(attached, 1) for _, attached in rates],
+        "ratio": round(median(attached / without for without, attached in rates), 4),
+        "attach_s": [round(look.wall_s, 2) for look in looks],
     }
-    return look or attach(target.pid, folder, session.work, scenario.options)
+    return looks[-1] if looks else attach(target.pid, folder, session.work, scenario.options)
 
 
 def set_free(scenario: Scenario, target: Target, stopped: int | None, session: Session) -> bool:

@@ -40,7 +40,7 @@ class Meter:
         return self.rate_between(begun, time.monotonic())
 
     def rate_between(self, begun: float, ended: float) -> float:
-        """Tokens a second between two monotonic times; a request counts when it ends."""
+        """Tokens a second between two monotonic times."""
         rows = (line.split() for line in self.counts.read_text().splitlines())
         tokens = sum(int(count) for stamp, count in rows if begun <= float(stamp) < ended)
         return tokens / (ended - begun)
