@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from hangdoctor.analysis import diagnose
 from hangdoctor.knowledge import Knowledge, load_knowledge
-from hangdoctor.model import FlightEntry, LockWait, Method, OpenFile, SpinSample, Stack, Syscall, Thread
+from hangdoctor.model import (
+    FlightEntry,
+    Frame,
+    LockWait,
+    Method,
+    OpenFile,
+    SpinSample,
+    Stack,
+    Syscall,
+    Thread,
+)
 from hangdoctor.report import Cause, Confidence, Kind, Report
 from tests.captures import (
     FUTEX,
@@ -160,6 +171,63 @@ def test_a_rank_that_never_came_is_missing() -> None:
     report = diagnosis(ranks)
     assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.DEAD_PROCESS)
     assert f"missing: {ODD}" in report.verdict.summary
+
+
+HTTP_IDLE = frames(
+    "Runner.run /usr/lib/python3.11/asyncio/runners.py:118",
+    "run /site-packages/uvloop/__init__.py:96",
+    "ServeSubcommand.cmd /site-packages/vllm/entrypoints/cli/serve.py:122",
+    "main /site-packages/vllm/entrypoints/cli/main.py:75",
+)
+WAITS_FOR_ENGINE = frames(
+    "wait_for_engine_startup /site-packages/vllm/v1/engine/utils.py:1398",
+    "launch_core_engines /site-packages/vllm/v1/engine/utils.py:1300",
+    "ServeSubcommand.cmd /site-packages/vllm/entrypoints/cli/serve.py:122",
+    "main /site-packages/vllm/entrypoints/cli/main.py:75",
+)
+ENGINE_IDLE = frames(
+    "Condition.wait /usr/lib/python3.11/threading.py:327",
+    "Queue.get /usr/lib/python3.11/queue.py:171",
+    "EngineCoreProc._process_input_queue /site-packages/vllm/v1/engine/core.py:1200",
+    "EngineCoreProc.run_busy_loop /site-packages/vllm/v1/engine/core.py:1150",
+    "EngineCoreProc.run_engine_core /site-packages/vllm/v1/engine/core.py:1100",
+)
+
+
+def api_server(*options: str, stack: tuple[Frame, ...] = HTTP_IDLE) -> Looks:
+    command = ("python", "/opt/venv/bin/vllm", "serve", "m", *options)
+    return Looks(pid=4000, stacks=[stack], command=command, syscall=Syscall("epoll_wait"))
+
+
+def test_a_front_end_with_nobody_behind_it_is_hung() -> None:
+    report = diagnosis([api_server("--tensor-parallel-size", "2")])
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.DEAD_PROCESS)
+    assert "none of the 2 ranks" in report.verdict.summary
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        pytest.param([api_server("-tp", "2", stack=WAITS_FOR_ENGINE)], id="still-starting"),
+        pytest.param([api_server("-tp", "2", "--data-parallel-size-local", "0")], id="engines-elsewhere"),
+        pytest.param([api_server("-tp", "2", "--distributed-executor-backend", "ray")], id="ranks-under-ray"),
+        pytest.param([api_server()], id="ranks-not-promised"),
+        pytest.param(
+            [
+                api_server("--tensor-parallel-size", "1"),
+                Looks(pid=4001, ppid=4000, stacks=[ENGINE_IDLE], command=("VLLM::EngineCore",)),
+            ],
+            id="engine-core-lives",
+        ),
+    ],
+)
+def test_twin_a_front_end_is_not_alone(jobs: list[Looks]) -> None:
+    assert diagnosis(jobs).verdict.cause is not Cause.DEAD_PROCESS
+
+
+def test_twin_a_pasted_stack_of_a_front_end_does_not_say_that_it_is_alone() -> None:
+    pasted = replace(capture([api_server("--tensor-parallel-size", "2")]), origin="py-spy")
+    assert diagnose(pasted, knowledge()).verdict.kind is not Kind.HUNG
 
 
 # -- locks ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Entries say what a name means, never what to conclude from it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -73,6 +74,10 @@ class Role:
     title: str
     kind: RoleKind
     server: str
+    is_front_end: bool = False
+    """Takes requests and computes nothing: it serves nobody once the ranks behind it are gone."""
+    remote_ranks: tuple[re.Pattern[str], ...] = ()
+    """Searched in a front end's command line: the ranks are no processes of this host's tree."""
 
 
 @dataclass(frozen=True, slots=True)

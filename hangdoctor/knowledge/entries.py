@@ -93,6 +93,8 @@ def read_role(table: Table, server: str, into: Contents) -> None:
         title=table.text("title"),
         kind=RoleKind(table.choice("kind", tuple(kind.value for kind in RoleKind))),
         server=server,
+        is_front_end=table.flag("front_end"),
+        remote_ranks=table.regexes("remote_ranks"),
     )
     rule = RoleRule(
         role=role,

@@ -8,7 +8,7 @@ from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels, fold_numbers
 from hangdoctor.analysis.standing import is_dead, is_dying, is_settled
 from hangdoctor.case import Case, Member
-from hangdoctor.knowledge.catalogue import RoleKind
+from hangdoctor.knowledge.catalogue import RoleKind, Stage
 from hangdoctor.model import Activity
 from hangdoctor.report import Cause, Confidence, Kind
 
@@ -22,7 +22,7 @@ def check(situation: Situation) -> Finding | None:
     dead = [m for m in case.principals if is_dead(m)]
     if dead:
         return _died(situation, dead)
-    return _missing(case)
+    return _missing(case) or _left_alone(case)
 
 
 _HAS_PARENT = ("sglang", "vllm")
@@ -108,6 +108,35 @@ def _missing(case: Case) -> Finding | None:
         Cause.DEAD_PROCESS,
         f"{expected} ranks are expected here and {len(ranks)} exist; missing: {absent.replace('?', 'unknown')}",
     )
+
+
+def _left_alone(case: Case) -> Finding | None:
+    """A front end that takes requests, with nobody behind it: whoever computes ended before the first look.
+
+    A client that does not close its connection keeps such a front end alive for ever. While a server starts, its
+    front end is in a start-up phase; and of a pasted stack nobody knows what else there was.
+    """
+    fronts = case.principals
+    if case.capture.origin != "live" or not case.expected_local or not fronts:
+        return None
+    if not all(m.role.is_front_end and _takes_requests(m) for m in fronts):
+        return None
+    words = [" ".join(process.command) for look in case.capture.snapshots for process in look.processes]
+    if any(pattern.search(line) for m in fronts for pattern in m.role.remote_ranks for line in words):
+        return None
+    return Finding(
+        Kind.HUNG,
+        Confidence.LIKELY,
+        Cause.DEAD_PROCESS,
+        f"{fold_labels(m.label for m in fronts)} takes requests, and none of the {case.expected_local} ranks "
+        "behind it exists",
+    )
+
+
+def _takes_requests(member: Member) -> bool:
+    """At every look: a server that is torn down is in a phase of its end."""
+    phases = member.lead.phases if member.lead else ()
+    return bool(phases) and all(p is not None and p.stage in (Stage.IDLE, Stage.SERVING) for p in phases)
 
 
 RULE = Rule(
