@@ -1,25 +1,31 @@
 #!/usr/bin/env python
 """Run the live scenarios many times and print how often the verdict was right: the confusion matrix of hangdoctor.
 
-    scripts/score_live.py                        each scenario once
-    scripts/score_live.py --runs 20 --load 2     twenty times each, while two processes burn the CPUs
-    scripts/score_live.py spin heartbeat         only these
+    scripts/score_live.py                                  each scenario once
+    scripts/score_live.py --runs 20 --load 1 --jobs 4      twenty times each, four at a time, beside a CPU burner
+    scripts/score_live.py spin heartbeat                   only these
+    scripts/score_live.py --runs 20 --resume runs.jsonl --minutes 10     ten minutes of it; say it again to go on
+    scripts/score_live.py --runs 0 --resume runs.jsonl --write docs/live-matrix.md     sum up what there is
 
-Each run starts the job anew. Exits with 1 when anything slow or ready was called hung, anything hung slow or ready,
-or when there was no report.
+Exits with 1 when anything slow or ready was called hung, anything hung slow or ready, when there was no report, or when
+more than a tenth of the answers was "unknown".
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -29,18 +35,71 @@ from tests.scenarios import CULPRIT, SCENARIOS, LiveScenario, Playing, play
 
 KINDS = ("hung", "slow", "ready", "unknown", "failed")
 """``failed``: attach gave no report."""
+ATTACHES_A_START = 4
+"""A job that stays in its state for ever is looked at as often before the next one is started."""
+MOST_UNKNOWN = 0.1
+BEGIN, END = "<!-- matrix: written by scripts/score_live.py -->", "<!-- end of matrix -->"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One run of one scenario."""
 
-    scenario: LiveScenario
+    scenario: str
+    truth: str
     said: str
     cause: str | None
     is_culprit_right: bool | None
     """``None`` where nobody is to blame or nobody was blamed because the answer was "unknown"."""
     wall_s: float
+    load: int
+    """Foreign processes that burned a CPU meanwhile."""
+
+    @property
+    def is_dangerous(self) -> bool:
+        """The mistakes that cost people hours: hung for slow or ready, slow or ready for hung."""
+        return self.said not in ("unknown", "failed") and (self.said == "hung") != (self.truth == "hung")
+
+
+class Record:
+    """The outcomes so far, kept in a file of a line each where one is named. Threads may add to it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self.outcomes: list[Outcome] = []
+        if path is not None and path.exists():
+            self.outcomes = [Outcome(**json.loads(line)) for line in path.read_text().splitlines()]
+
+    def add(self, outcome: Outcome) -> None:
+        with self._lock:
+            self.outcomes.append(outcome)
+            if self._path is not None:
+                with self._path.open("a") as lines:
+                    lines.write(json.dumps(asdict(outcome)) + "\n")
+            mark = "!!" if outcome.is_dangerous else "??" if outcome.said == "unknown" else "  "
+            print(
+                f"{mark} {outcome.scenario}: {outcome.truth} -> {outcome.said} ({outcome.cause}), "
+                f"{outcome.wall_s:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def count(self, scenario: LiveScenario) -> int:
+        return sum(outcome.scenario == scenario.name for outcome in self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """How to run what."""
+
+    options: tuple[str, ...]
+    """Of attach."""
+    load: int
+    keep: Path | None
+    """Folder for the captures of answers that were not the truth."""
+    end: float
+    """Monotonic time after which nothing is begun."""
 
 
 def burn() -> None:
@@ -71,29 +130,67 @@ def is_culprit_right(scenario: LiveScenario, playing: Playing, answer: Answer) -
     return bool(answer.culprit_pids) and not answer.culprit_pids & victims
 
 
-def run_once(scenario: LiveScenario, options: Sequence[str]) -> Outcome:
-    """Start, attach, end."""
+def look(scenario: LiveScenario, playing: Playing, orders: Orders) -> Outcome:
+    """One attach."""
+    bundle = None
+    if orders.keep is not None:
+        bundle = orders.keep / f"{scenario.name}-{time.time_ns() // 1_000_000}.hang"
+    try:
+        answer = attach(playing.pid, *orders.options, bundle=bundle)
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        print(error, file=sys.stderr)
+        return Outcome(scenario.name, scenario.kind, "failed", None, None, 0.0, orders.load)
+    right = is_culprit_right(scenario, playing, answer)
+    if bundle is not None and answer.kind == scenario.kind and right is not False:
+        bundle.unlink(missing_ok=True)
+    said = answer.kind if answer.kind in KINDS else "unknown"
+    return Outcome(scenario.name, scenario.kind, said, answer.cause, right, answer.wall_s, orders.load)
+
+
+def sit(scenario: LiveScenario, times: int, orders: Orders, record: Record) -> None:
+    """Start the job once and look at it ``times`` times."""
+    if time.monotonic() >= orders.end:
+        return
     with play(scenario) as playing:
-        try:
-            answer = attach(playing.pid, *options)
-        except (AssertionError, subprocess.TimeoutExpired) as error:
-            print(error, file=sys.stderr)
-            return Outcome(scenario, "failed", None, None, 0.0)
-    return Outcome(
-        scenario,
-        answer.kind if answer.kind in KINDS else "unknown",
-        answer.cause,
-        is_culprit_right(scenario, playing, answer),
-        answer.wall_s,
-    )
+        for _ in range(times):
+            record.add(look(scenario, playing, orders))
+            if time.monotonic() >= orders.end:
+                return
+
+
+def plan(chosen: Sequence[LiveScenario], runs: int, record: Record) -> Iterator[tuple[LiveScenario, int]]:
+    """What is left to do, one sitting of each scenario after the other."""
+    left = {scenario.name: runs - record.count(scenario) for scenario in chosen}
+    while any(count > 0 for count in left.values()):
+        for scenario in chosen:
+            times = min(left[scenario.name], ATTACHES_A_START if scenario.is_lasting else 1)
+            if times > 0:
+                left[scenario.name] -= times
+                yield scenario, times
+
+
+def run_all(chosen: Sequence[LiveScenario], runs: int, jobs: int, orders: Orders, record: Record) -> None:
+    """Several at a time, of which one that keeps a CPU busy itself; the rest mostly sleep."""
+    sittings = list(plan(chosen, runs, record))
+    lanes = [[s for s in sittings if s[0].is_busy], [s for s in sittings if not s[0].is_busy]]
+    with ThreadPoolExecutor(1) as busy, ThreadPoolExecutor(max(1, jobs - 1)) as calm:
+        if jobs == 1:
+            calm = busy
+        futures = [
+            pool.submit(sit, scenario, times, orders, record)
+            for pool, lane in zip((busy, calm), lanes, strict=True)
+            for scenario, times in lane
+        ]
+        for future in futures:
+            future.result()
 
 
 def matrix(outcomes: Sequence[Outcome]) -> str:
     """Truth by answer, as a Markdown table."""
-    counts = Counter((outcome.scenario.kind, outcome.said) for outcome in outcomes)
+    counts = Counter((outcome.truth, outcome.said) for outcome in outcomes)
     lines = ["| truth \\ answer | " + " | ".join(KINDS) + " |", "|---|" + "---:|" * len(KINDS)]
     for truth in KINDS[:3]:
-        lines.append(f"| {truth} | " + " | ".join(str(counts[truth, said]) for said in KINDS) + " |")
+        lines.append(f"| **{truth}** | " + " | ".join(str(counts[truth, said]) for said in KINDS) + " |")
     return "\n".join(lines)
 
 
@@ -103,27 +200,52 @@ def per_scenario(outcomes: Sequence[Outcome]) -> str:
         "| scenario | truth | answers | causes | culprit right | seconds |",
         "|---|---|---|---|---:|---:|",
     ]
-    for name in dict.fromkeys(outcome.scenario.name for outcome in outcomes):
-        mine = [outcome for outcome in outcomes if outcome.scenario.name == name]
+    names = {outcome.scenario for outcome in outcomes}
+    for name in (name for name in SCENARIOS if name in names):
+        mine = [outcome for outcome in outcomes if outcome.scenario == name]
         answers = ", ".join(f"{said} {count}" for said, count in Counter(o.said for o in mine).most_common())
         causes = ", ".join(sorted({outcome.cause or "–" for outcome in mine}))
         judged = [outcome.is_culprit_right for outcome in mine if outcome.is_culprit_right is not None]
         culprit = f"{sum(judged)}/{len(judged)}" if judged else "–"
         seconds = sorted(outcome.wall_s for outcome in mine)[len(mine) // 2]
-        lines.append(
-            f"| {name} | {mine[0].scenario.kind} | {answers} | {causes} | {culprit} | {seconds:.1f} |"
-        )
+        lines.append(f"| {name} | {mine[0].truth} | {answers} | {causes} | {culprit} | {seconds:.1f} |")
     return "\n".join(lines)
 
 
-def is_dangerous(outcome: Outcome) -> bool:
-    """The mistakes that cost people hours: hung for slow or ready, slow or ready for hung."""
-    return outcome.said not in ("unknown", "failed") and (outcome.said == "hung") != (
-        outcome.scenario.kind == "hung"
+def unknown_share(outcomes: Sequence[Outcome]) -> float:
+    """Share of the answers that say "cannot tell"."""
+    return sum(outcome.said == "unknown" for outcome in outcomes) / max(1, len(outcomes))
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Both tables and what they come to."""
+    if not outcomes:
+        return "no runs"
+    loads = sorted({outcome.load for outcome in outcomes})
+    burners = " or ".join(map(str, loads))
+    head = (
+        f"{len(outcomes)} runs of {len({o.scenario for o in outcomes})} scenarios on {os.cpu_count()} cores, "
+        f"beside {burners} foreign process{'es' * (loads != [1])} that burn a core each."
     )
+    wrong = sum(outcome.is_dangerous for outcome in outcomes)
+    judged = [outcome.is_culprit_right for outcome in outcomes if outcome.is_culprit_right is not None]
+    tail = (
+        f"Hung called slow or ready, or slow or ready called hung: {wrong}. Unknown: "
+        f"{unknown_share(outcomes):.1%}. Culprit right: {sum(judged)} of {len(judged)} times somebody was to be blamed."
+    )
+    return f"{head}\n\n{matrix(outcomes)}\n\n{tail}\n\n{per_scenario(outcomes)}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def write_between_marks(path: Path, text: str) -> None:
+    """Replace what stands between the two marks of a Markdown file. Exits when it has no such marks."""
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"{path} has no lines '{BEGIN}' and '{END}'")
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -132,32 +254,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--load", type=int, default=0, help="processes that burn a CPU meanwhile (default: 0)"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="scenarios at a time (default: 1)")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin nothing after that time")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="count what stands there, add to it")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="captures of answers that were not the truth"
+    )
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables between its marks")
     parser.add_argument("--snapshots", default="3")
     parser.add_argument("--interval", default="2")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.scenarios if name not in SCENARIOS]:
         parser.error(f"no such scenario: {', '.join(unknown)}; there are: {', '.join(SCENARIOS)}")
-    chosen = [SCENARIOS[name] for name in options.scenarios or SCENARIOS]
-    outcomes: list[Outcome] = []
-    began = time.monotonic()
-    with cpu_load(options.load):
-        for run in range(options.runs):
-            for scenario in chosen:
-                if missing := scenario.missing():
-                    print(f"{scenario.name}: not run, no {', '.join(missing)}", file=sys.stderr)
-                    continue
-                outcome = run_once(
-                    scenario, ("--snapshots", options.snapshots, "--interval", options.interval)
-                )
-                outcomes.append(outcome)
-                mark = "!!" if is_dangerous(outcome) else "  "
-                print(f"{mark} {run + 1} {scenario.name}: {scenario.kind} -> {outcome.said}", file=sys.stderr)
-    unknown_share = sum(outcome.said == "unknown" for outcome in outcomes) / max(1, len(outcomes))
-    minutes = (time.monotonic() - began) / 60
-    print(f"{len(outcomes)} runs of {len(chosen)} scenarios, {options.load} CPU burners, {minutes:.0f} min\n")
-    print(matrix(outcomes) + "\n\n" + per_scenario(outcomes))
-    print(f"\nunknown: {unknown_share:.0%}; dangerous: {sum(map(is_dangerous, outcomes))}")
-    return 1 if any(is_dangerous(outcome) or outcome.said == "failed" for outcome in outcomes) else 0
+    return options
+
+
+def runnable(scenarios: Iterable[LiveScenario]) -> Iterator[LiveScenario]:
+    """Without those for which something is missing here; which, is said."""
+    for scenario in scenarios:
+        if missing := scenario.missing():
+            print(f"{scenario.name}: not run, no {', '.join(missing)}", file=sys.stderr)
+        else:
+            yield scenario
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = read_arguments(arguments)
+    record = Record(options.resume)
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+    if options.runs > 0:
+        chosen = list(runnable(SCENARIOS[name] for name in options.scenarios or SCENARIOS))
+        looks = ("--snapshots", options.snapshots, "--interval", options.interval)
+        end = time.monotonic() + 60 * options.minutes
+        with cpu_load(options.load):
+            run_all(
+                chosen, options.runs, options.jobs, Orders(looks, options.load, options.keep, end), record
+            )
+    text = summary(record.outcomes)
+    print(text)
+    if options.write is not None:
+        write_between_marks(options.write, text)
+    bad = any(outcome.is_dangerous or outcome.said == "failed" for outcome in record.outcomes)
+    return 1 if bad or unknown_share(record.outcomes) > MOST_UNKNOWN else 0
 
 
 if __name__ == "__main__":

@@ -121,10 +121,11 @@ class Answer:
         return "\n".join([head, *culprits, *verdict["alternatives"], *evidence[:12], *gaps[:6]])
 
 
-def attach(pid: int, *options: str, deadline_s: float = 90.0) -> Answer:
+def attach(pid: int, *options: str, deadline_s: float = 90.0, bundle: Path | None = None) -> Answer:
     """Run ``hangdoctor attach PID --json`` as a user does; fails when stdout is not one JSON report."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "hangdoctor", "attach", str(pid), "--json", "--no-bundle", *options]
+    keep = ["--no-bundle"] if bundle is None else ["--bundle", str(bundle)]
+    command = [sys.executable, "-m", "hangdoctor", "attach", str(pid), "--json", *keep, *options]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=deadline_s, cwd=PROGRAMS.parent.parent, check=False
     )

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import stuck
+from tests.memory_group import can_limit, little_memory
+from tests.slow_files import can_mount, throttled
 
 CULPRIT = 1
 WORLD_SIZE = 3
+WEIGHTS = "model-00002-of-00003.safetensors"
+WEIGHTS_BYTES = 768 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +43,29 @@ class LiveScenario:
     is_blamed: bool = True
     """The culprit is rank 1 (or a process that rank 1 waits for)."""
     requires: tuple[str, ...] = ()
-    """Programs or Python modules without which it cannot run."""
+    """Programs or Python modules without which it cannot run; or ``FUSE``, ``memory group``."""
     said_lines: int = WORLD_SIZE
+    is_lasting: bool = True
+    """It stays in its state for as long as anybody likes; otherwise for a minute."""
+    is_busy: bool = False
+    """It keeps a CPU busy."""
+    storage_rate: str | None = None
+    """Bytes a second of the file system that it loads from; ``0``: reads there never return."""
+    memory_bytes: int | None = None
+    """What the culprit may use of memory, page cache included."""
 
     def missing(self) -> list[str]:
         """What this machine lacks for it."""
-        return [name for name in self.requires if not shutil.which(name) and not find_spec(name)]
+        return [name for name in self.requires if not _is_here(name)]
+
+
+_CHECKS: Mapping[str, Callable[[], bool]] = {"FUSE": can_mount, "memory group": can_limit}
+
+
+def _is_here(name: str) -> bool:
+    if name in _CHECKS:
+        return _CHECKS[name]()
+    return shutil.which(name) is not None or find_spec(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,120 +76,120 @@ class Playing:
     rank_pids: dict[int, int]
 
 
-def _names(*functions: str) -> frozenset[str]:
-    return frozenset(functions)
+def _load(name: str, way: str, kind: str, *causes: str, **facts: Any) -> LiveScenario:
+    return LiveScenario(name, "d_load.py", way, kind, causes, **facts)
 
 
-_LOADING = [
-    ("mmap", "load_mapped", ("loading",)),
-    ("read", "load_read", ("loading",)),
-    ("direct", "load_direct", ("loading",)),
-    ("pread", "load_pread", ("loading",)),
-    ("stream", "read_stream", ("loading",)),
-    ("trickle", "download", ()),
-    ("save", "save_checkpoint", ()),
-]
-_DEQUANTIZING = [
-    ("dequantize-python", ()),
-    ("dequantize-numpy", ("numpy",)),
-    ("dequantize-torch", ("torch",)),
-    ("dequantize-c-gil-held", ("cc",)),
-    ("dequantize-c-gil-free", ("cc",)),
-]
+def _compute(way: str, kind: str, *causes: str, **facts: Any) -> LiveScenario:
+    return LiveScenario(way, "d_compute.py", way, kind, causes, **facts)
 
-SCENARIOS: dict[str, LiveScenario] = {
-    scenario.name: scenario
-    for scenario in (
-        *(
-            LiveScenario(f"load-{way}" if way != "save" else way, "d_load.py", way, "slow", causes)
-            for way, _function, causes in _LOADING
-        ),
-        LiveScenario(
-            "load-stopped-stream", "d_load.py", "stopped-stream", "hung", ("stopped-process", "io-stuck")
-        ),
-        LiveScenario("load-again", "d_load.py", "again", "hung", may_be_unknown=True),
-        LiveScenario("load-wedged", "d_load.py", "wedged", "hung", ("io-stuck", "laggard")),
-        *(
-            LiveScenario(way, "d_compute.py", way, "slow", ("dequantizing",), requires=requires)
-            for way, requires in _DEQUANTIZING
-        ),
-        LiveScenario("gc", "d_compute.py", "gc", "slow", may_be_unknown=True),
-        LiveScenario("progress-bar", "d_compute.py", "progress-bar", "slow", ("loading",)),
-        LiveScenario("spin", "d_compute.py", "spin", "hung", ("spin", "laggard"), _names("spin_on_flag")),
-        LiveScenario(
-            "spin-yield",
-            "d_compute.py",
-            "spin-yield",
-            "hung",
-            ("spin", "laggard"),
-            _names("spin_yielding"),
-            may_be_unknown=True,
-        ),
-        LiveScenario(
-            "poll-dead-peer", "d_compute.py", "poll-dead-peer", "hung", ("dead-process", "laggard", "spin")
-        ),
-        LiveScenario(
-            "heartbeat",
-            "d_compute.py",
-            "heartbeat",
-            "hung",
-            ("laggard",),
-            _names("wait", "stuck_with_heartbeat"),
-        ),
-        LiveScenario(
-            "stopped", "d_compute.py", "stopped", "hung", ("stopped-process",), _names("stop_itself")
-        ),
-        LiveScenario("memory-growth", "d_compute.py", "memory-growth", "hung", may_be_unknown=True),
-        LiveScenario("restart-loop", "d_compute.py", "restart-loop", "hung", may_be_unknown=True),
-        LiveScenario("compile-one", "d_compile.py", "one", "slow", ("compiling",), requires=("gcc",)),
-        LiveScenario("compile-many", "d_compile.py", "many", "slow", ("compiling",), requires=("gcc",)),
-        LiveScenario(
-            "compile-stopped",
-            "d_compile.py",
-            "stopped-compiler",
-            "hung",
-            ("child-stuck", "stopped-process"),
-            requires=("gcc",),
-        ),
-        LiveScenario(
-            "stale-baton",
-            "d_compile.py",
-            "stale-baton",
-            "hung",
-            ("stale-lock-file",),
-            is_blamed=False,
-            requires=("torch",),
-        ),
-        # A home-made poll of os.path.exists does not show which file it waits for.
-        LiveScenario(
-            "stale-lock", "d_compile.py", "stale-lock", "hung", may_be_unknown=True, is_blamed=False
-        ),
-        LiveScenario(
-            "service-idle", "d_service.py", "serve", "ready", ("idle",), is_blamed=False, said_lines=1
-        ),
-        LiveScenario(
-            "service-threaded",
-            "d_service.py",
-            "serve-threaded",
-            "ready",
-            ("idle",),
-            is_blamed=False,
-            said_lines=1,
-        ),
-        # A worker of a server that nobody knows, met in the middle of its work: busy, and not hung.
-        LiveScenario(
-            "service-busy",
-            "d_service.py",
-            "serve",
-            "ready",
-            ("serving", "idle"),
-            accepts=("slow",),
-            may_be_unknown=True,
-            is_blamed=False,
-            said_lines=1,
-        ),
+
+def _dequantize(how: str, *requires: str) -> LiveScenario:
+    return _compute(f"dequantize-{how}", "slow", "dequantizing", requires=requires, is_busy=True)
+
+
+def _compile(name: str, way: str, kind: str, *causes: str, **facts: Any) -> LiveScenario:
+    return LiveScenario(name, "d_compile.py", way, kind, causes, **facts)
+
+
+def _ninja(waiters: int) -> LiveScenario:
+    return _compile(
+        f"compile-ninja-{waiters}-wait",
+        f"ninja {waiters + 1}",
+        "slow",
+        "compiling",
+        requires=("ninja", "g++", "torch"),
+        said_lines=waiters + 1,
+        is_lasting=False,
+        is_busy=True,
     )
-}
+
+
+def _serve(name: str, way: str, *causes: str, **facts: Any) -> LiveScenario:
+    return LiveScenario(name, "d_service.py", way, "ready", causes, is_blamed=False, said_lines=1, **facts)
+
+
+_FUSE: dict[str, Any] = {"requires": ("FUSE",)}
+_SLOW_STORAGE = "4000000"
+
+_ALL = (
+    # -- loads: slow while bytes come in, hung when their source gives none
+    _load("load-mmap", "mmap", "slow", "loading", is_lasting=False),
+    _load("load-read", "read", "slow", "loading", is_lasting=False),
+    _load("load-direct", "direct", "slow", "loading", is_lasting=False),
+    _load("load-pread", "pread", "slow", "loading", is_lasting=False),
+    _load("load-stream", "stream", "slow", "loading"),
+    _load("load-trickle", "trickle", "slow"),
+    _load("load-storage", "storage", "slow", "loading", storage_rate=_SLOW_STORAGE, **_FUSE),
+    _load("load-storage-mapped", "storage-mapped", "slow", "loading", storage_rate=_SLOW_STORAGE, **_FUSE),
+    _load("load-storage-stuck", "storage", "hung", "io-stuck", storage_rate="0", **_FUSE),
+    _load("load-storage-mapped-stuck", "storage-mapped", "hung", "io-stuck", storage_rate="0", **_FUSE),
+    _load("load-stopped-stream", "stopped-stream", "hung", "stopped-process", "io-stuck"),
+    _load("load-wedged", "wedged", "hung", "io-stuck", "laggard"),
+    _load("load-again", "again", "hung", may_be_unknown=True),
+    _load("load-from-start", "from-start", "hung", may_be_unknown=True),
+    _load("save", "save", "slow", is_lasting=False),
+    _load("save-torch", "save-torch", "slow", requires=("torch",), is_lasting=False),
+    _load(
+        "short-of-memory",
+        "short-of-memory",
+        "slow",
+        requires=("memory group",),
+        memory_bytes=96 << 20,
+        is_busy=True,
+    ),
+    # -- work on the CPU, and what only looks like it
+    _dequantize("python"),
+    _dequantize("numpy", "numpy"),
+    _dequantize("numpy-gil-held", "numpy"),
+    _dequantize("torch", "torch"),
+    _dequantize("torch-gil-held", "torch"),
+    _dequantize("c-gil-held", "cc"),
+    _dequantize("c-gil-free", "cc"),
+    _compute("gc", "slow", may_be_unknown=True, is_busy=True),
+    _compute("progress-bar", "slow", "loading"),
+    _compute("spin", "hung", "spin", "laggard", functions=frozenset({"spin_on_flag"}), is_busy=True),
+    _compute(
+        "spin-yield",
+        "hung",
+        "spin",
+        "laggard",
+        functions=frozenset({"spin_yielding"}),
+        may_be_unknown=True,
+        is_busy=True,
+    ),
+    _compute("poll-dead-peer", "hung", "dead-process", "laggard", "spin"),
+    _compute("heartbeat", "hung", "laggard", functions=frozenset({"wait", "stuck_with_heartbeat"})),
+    _compute("stopped", "hung", "stopped-process", functions=frozenset({"stop_itself"})),
+    _compute("memory-growth", "hung", may_be_unknown=True),
+    _compute("restart-loop", "hung", may_be_unknown=True),
+    # -- builds that others wait for, at an flock(2) or at a lock file
+    _compile("compile-one", "one", "slow", "compiling", requires=("gcc",), is_busy=True),
+    _compile("compile-many", "many", "slow", "compiling", requires=("gcc",), is_busy=True),
+    _ninja(1),
+    _ninja(6),
+    _compile(
+        "compile-stopped", "stopped-compiler", "hung", "child-stuck", "stopped-process", requires=("gcc",)
+    ),
+    _compile("stale-baton", "stale-baton", "hung", "stale-lock-file", is_blamed=False, requires=("torch",)),
+    # A home-made poll of os.path.exists does not show which file it waits for.
+    _compile("stale-lock", "stale-lock", "hung", may_be_unknown=True, is_blamed=False),
+    # -- nothing is wrong
+    _serve("service-idle", "serve", "idle"),
+    _serve("service-threaded", "serve-threaded", "idle"),
+    # A worker of a server that nobody knows, met in the middle of its work: busy, and not hung.
+    _serve(
+        "service-busy",
+        "serve",
+        "serving",
+        "idle",
+        accepts=("slow",),
+        may_be_unknown=True,
+        is_busy=True,
+    ),
+)
+
+SCENARIOS: dict[str, LiveScenario] = {scenario.name: scenario for scenario in _ALL}
 
 
 @contextmanager
@@ -175,19 +197,33 @@ def play(scenario: LiveScenario) -> Iterator[Playing]:
     """Start the job, yield it when every rank is in place, end it and remove its files."""
     folder = Path(tempfile.mkdtemp(prefix="hangdoctor-live-"))
     try:
-        with stuck(
-            scenario.program,
-            scenario.argument,
-            lines=scenario.said_lines,
-            env={"LIVE_FOLDER": str(folder), "OMP_NUM_THREADS": "1"},
-        ) as program:
-            if scenario.name == "service-busy":
-                port = program.said[0].split()[1]
-                with stuck(scenario.program, "load", port):
-                    yield Playing(program.pid, {})
-            else:
+        with ExitStack() as surroundings:
+            environment = _surround(scenario, folder, surroundings)
+            with stuck(
+                scenario.program, *scenario.argument.split(), lines=scenario.said_lines, env=environment
+            ) as program:
+                if scenario.name == "service-busy":
+                    port = program.said[0].split()[1]
+                    surroundings.enter_context(stuck(scenario.program, "load", port))
                 words = [line.split() for line in program.said]
                 ranks = {int(rank): int(pid) for rank, pid in words if rank.isdigit()}
                 yield Playing(program.pid, ranks)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _surround(scenario: LiveScenario, folder: Path, surroundings: ExitStack) -> dict[str, str]:
+    """Make what the job needs around it, and return the environment that tells it where that is."""
+    environment = {"LIVE_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
+    if scenario.storage_rate is not None:
+        source = folder / "storage"
+        source.mkdir()
+        with (source / WEIGHTS).open("wb") as weights:
+            weights.truncate(WEIGHTS_BYTES)
+        slow = surroundings.enter_context(throttled(source, title=""))
+        slow.set_rate(scenario.storage_rate)
+        environment["LIVE_STORAGE"] = str(slow.folder)
+    if scenario.memory_bytes is not None:
+        group = surroundings.enter_context(little_memory(scenario.memory_bytes))
+        environment["LIVE_MEMORY_GROUP"] = str(group)
+    return environment

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hangdoctor.analysis import blockages, workings
+from hangdoctor.analysis import blockages, polling, workings
 from hangdoctor.analysis.charges import Charge, movement
 from hangdoctor.analysis.findings import Finding, Suspect
 from hangdoctor.case import Movement
@@ -29,7 +29,9 @@ _QUESTIONS: tuple[Callable[[Charge], Finding | None], ...] = (
     workings.makes_proven_progress,
     workings.computes,
     blockages.idles_while_waited_for,
+    polling.delegates,
     blockages.stands_still,
+    polling.polls,
     blockages.single_look,
 )
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hangdoctor.model import Process
+from hangdoctor.model import OpenFile, Process
 from hangdoctor.report import Progress, ProgressClass
 
 SMALLEST_FILE_BYTES = 64 * 1024
@@ -68,7 +68,8 @@ class _Place:
 def load_moves(pair: Pair) -> Iterator[Progress]:
     """What moved in the files that a process reads or maps; every item is proof."""
     before = {place.path: place for place in _places(pair.before)}
-    after = _places(pair.after)
+    again = files_read_again(pair)
+    after = [place for place in _places(pair.after) if place.path not in again]
     whole = _whole_load(list(before.values()), after, pair.seconds)
     if whole is not None:
         yield whole
@@ -80,7 +81,49 @@ def load_moves(pair: Pair) -> Iterator[Progress]:
         rate = (place.done_bytes - old.done_bytes) / pair.seconds if pair.seconds else None
         left = (place.size_bytes - place.done_bytes) / rate if rate else None
         yield Progress(ProgressClass.PROOF, place.words, rate, "bytes/s", 100 * place.share, left)
-    yield from _read_at_offsets(pair)
+    if not again:
+        yield from _read_at_offsets(pair)
+
+
+def files_read_again(pair: Pair) -> frozenset[str]:
+    """Files open at both looks of which more was read in between than they hold: they are read over and over.
+
+    Counted are the bytes of all reads beyond what the positions of open files explain. A loader that finishes
+    several other files meanwhile looks the same, and so no such file proves anything.
+    """
+    read = read_chars(pair)
+    if read is None:
+        return frozenset()
+    old = {place.path: place for place in _places(pair.before) if place.verb == "read"}
+    both = [
+        (old[place.path], place)
+        for place in _places(pair.after)
+        if place.verb == "read" and place.path in old
+    ]
+    unexplained = read - sum(max(0, new.done_bytes - before.done_bytes) for before, new in both)
+    return frozenset(new.path for _, new in both if unexplained >= new.size_bytes)
+
+
+def read_chars(pair: Pair) -> int | None:
+    """Bytes of all read(2) calls between the looks, cached or not; ``None`` where they could not be counted."""
+    if pair.before.io is None or pair.after.io is None:
+        return None
+    return pair.after.io.read_chars - pair.before.io.read_chars
+
+
+def reached_percent(process: Process) -> float | None:
+    """How far a load is at one look: of the whole where shard names carry the total, else of the largest data file.
+
+    ``None`` when no data file is open or mapped.
+    """
+    places = _places(process)
+    furthest = _furthest(places)
+    if furthest is not None:
+        number, total = furthest.shard or (1, 1)
+        return 100 * (number - 1 + furthest.share) / total
+    data = [place for place in places if _DATA.search(place.path)]
+    largest = max(data, key=lambda place: place.size_bytes, default=None)
+    return None if largest is None else 100 * largest.share
 
 
 def write_moves(pair: Pair) -> Iterator[Progress]:
@@ -151,18 +194,21 @@ def _furthest(places: list[_Place]) -> _Place | None:
 def _read_at_offsets(pair: Pair) -> Iterator[Progress]:
     """``pread``: bytes come in while a data file is open and its position does not move.
 
-    More bytes than all open data files hold is a retry loop, not a load.
+    More bytes than all open data files hold is a retry loop, not a load; so is a file that is opened anew each time.
     """
-    if pair.before.io is None or pair.after.io is None or not pair.seconds:
+    chars = read_chars(pair)
+    if chars is None or pair.before.io is None or pair.after.io is None or not pair.seconds:
         return
-    old = {(f.fd, f.target): f.position for f in pair.before.files}
-    data = [f for f in pair.after.files if f.kind == "file" and _DATA.search(f.target) and f.access != "w"]
-    is_still = bool(data) and all(old.get((f.fd, f.target), f.position) == f.position for f in data)
-    got = max(
-        pair.after.io.read_chars - pair.before.io.read_chars,
-        pair.after.io.read_bytes - pair.before.io.read_bytes,
-    )
+    data = _data_files(pair.after)
+    positions = {(f.fd, f.target): f.position for f in _data_files(pair.before)}
+    lasting = [f for f in data if (f.fd, f.target) in positions]
+    is_still = bool(lasting) and all(positions[f.fd, f.target] == f.position for f in lasting)
+    got = max(chars, pair.after.io.read_bytes - pair.before.io.read_bytes)
     held = sum(f.size_bytes or 0 for f in data)
     if is_still and got / pair.seconds >= LOAD_RATE_BYTES_S and (not held or got <= held):
         name = data[0].target.rsplit("/", 1)[-1]
         yield Progress(ProgressClass.PROOF, f"reads {name}", got / pair.seconds, "bytes/s")
+
+
+def _data_files(process: Process) -> list[OpenFile]:
+    return [f for f in process.files if f.kind == "file" and _DATA.search(f.target) and f.access != "w"]

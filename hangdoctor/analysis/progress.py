@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from hangdoctor.analysis.loads import LOAD_RATE_BYTES_S, Pair, load_moves, write_moves
+from hangdoctor.analysis.loads import LOAD_RATE_BYTES_S, Pair, files_read_again, load_moves, write_moves
 from hangdoctor.case import Movement, ThreadView, Window
 from hangdoctor.model import FlightEntry, Process, Stack
 from hangdoctor.report import Progress, ProgressClass
@@ -124,7 +124,10 @@ def _moves(pair: Pair, is_loading: bool, is_serving: bool) -> Iterator[Progress]
     yield from _stream_moves(pair)
     if is_serving:
         yield from _message_moves(pair)
-    if is_loading:
+    again = files_read_again(pair)
+    for path in sorted(again):
+        yield Progress(ProgressClass.ACTIVITY, f"reads {path.rsplit('/', 1)[-1]} over and over")
+    if is_loading and not again:
         yield from _anonymous_load_moves(pair)
     yield from _weak_moves(pair)
 

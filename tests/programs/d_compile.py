@@ -1,11 +1,16 @@
-"""A rank that compiles while the others wait for its lock file, and what goes wrong with that: ``d_compile.py WAY``."""
+"""A rank that compiles while the others wait for its lock file, and what goes wrong with that.
+
+``d_compile.py WAY [RANKS]``
+"""
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import d_world
@@ -25,8 +30,8 @@ void kernel_{n}(const unsigned char *packed, float *out, const float *scale, siz
 """
 
 
-def write_source(folder, number, functions):
-    source = folder / f"kernel_{number}.c"
+def write_source(folder, number, functions, suffix="c"):
+    source = folder / f"kernel_{number}.{suffix}"
     source.write_text("#include <stddef.h>\n" + "".join(C_KERNEL.format(n=n) for n in range(functions)))
     return source
 
@@ -108,21 +113,59 @@ def leave_lock_file(folder):
     (folder / "begun").touch()
 
 
+def load_file_baton():
+    """The lock file of torch.utils.cpp_extension; its module alone, because torch takes seconds to import."""
+    place = Path(find_spec("torch").origin).with_name("utils") / "file_baton.py"
+    spec = spec_from_file_location("file_baton", place)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.FileBaton
+
+
 def wait_for_baton(folder):
-    """The lock file of torch.utils.cpp_extension."""
     d_world.placed()
     FileBaton(str(folder / "lock")).wait()
+
+
+def write_build(folder, units, functions):
+    """What torch.utils.cpp_extension.load writes: a build.ninja, here with one compiler at a time."""
+    rules = ["rule compile\n  command = g++ -O2 -std=c++17 -fPIC -c $in -o $out\n"]
+    for number in range(units):
+        source = write_source(folder, number, functions, "cpp")
+        rules.append(f"build {source.with_suffix('.o')}: compile {source}\n")
+    (folder / "build.ninja").write_text("".join(rules))
+
+
+def build_with_ninja(folder):
+    baton = FileBaton(str(folder / "lock"))
+    assert baton.try_acquire()
+    (folder / "begun").touch()
+    write_build(folder, 60, 150)
+    ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    with subprocess.Popen([ninja, "-j1", "-v"], cwd=folder, stdout=subprocess.DEVNULL) as build:
+        while not Path(f"/proc/{build.pid}/task/{build.pid}/children").read_text():
+            time.sleep(0.005)
+        d_world.placed()
+    baton.release()
+
+
+def wait_for_build(folder):
+    while not (folder / "begun").exists():
+        time.sleep(0.01)
+    wait_for_baton(folder)
 
 
 WAYS = {
     "one": (compile_one, wait_for_flock, None),
     "many": (compile_many, wait_for_lock_file, None),
     "stopped-compiler": (compile_stopped, wait_for_lock_file, None),
+    "ninja": (build_with_ninja, wait_for_build, None),
     "stale-lock": (wait_for_lock_file, wait_for_lock_file, leave_lock_file),
     "stale-baton": (wait_for_baton, wait_for_baton, leave_lock_file),
 }
 
-if sys.argv[1] == "stale-baton":
-    from torch.utils.file_baton import FileBaton
+if sys.argv[1] in ("stale-baton", "ninja"):
+    FileBaton = load_file_baton()
 fault, others, prepare = WAYS[sys.argv[1]]
-d_world.run(fault, others=others, prepare=prepare)
+world_size = int(sys.argv[2]) if len(sys.argv) > 2 else d_world.WORLD_SIZE
+d_world.run(fault, others=others, prepare=prepare, world_size=world_size)

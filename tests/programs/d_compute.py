@@ -59,6 +59,44 @@ def dequantize_numpy(_folder):
         scale_groups(unpack_groups()).sum()
 
 
+def dequantize_numpy_gil_held(_folder):
+    """An array of Python objects: every element is handled by the interpreter."""
+    import numpy
+
+    packed = numpy.frombuffer(os.urandom(1 << 16), dtype=numpy.uint8).astype(object)
+    scales = numpy.linspace(0.1, 1.0, 1 << 12).astype(object)[:, None]
+
+    def unpack_groups():
+        return numpy.stack((packed & 15, packed >> 4), axis=-1).reshape(-1, 32) - 8
+
+    def scale_groups(values):
+        return values * scales
+
+    d_world.placed()
+    while True:
+        scale_groups(unpack_groups()).sum()
+
+
+def dequantize_torch_gil_held(_folder):
+    """Group by group in Python: the tensors are too small for the GIL ever to be given up for long."""
+    import torch
+
+    torch.set_num_threads(1)
+    packed = torch.randint(0, 255, (1 << 16,), dtype=torch.uint8)
+    scales = torch.rand(1 << 12)
+
+    def unpack_group(group):
+        return torch.cat((group & 15, group >> 4)) - 8
+
+    def scale_group(values, scale):
+        return values.float() * scale
+
+    d_world.placed()
+    while True:
+        for group, scale in zip(packed.split(16), scales, strict=True):
+            scale_group(unpack_group(group), scale)
+
+
 def dequantize_torch(_folder):
     """Tensor operations release the GIL."""
     import torch
@@ -171,11 +209,14 @@ def stuck_with_heartbeat(_folder):
 
 
 def load_with_bar(_folder):
-    """The only sign of life is the number in the log."""
+    """The only sign of life is the number in the log, in a line that is written over and over."""
+    total = 50_000
     d_world.placed()
-    for shard in range(1, 100_000):
+    for shard in range(1, total):
         time.sleep(0.25)
-        print(f"Loading safetensors checkpoint shards: {shard}/100000 [00:12<3:11, 4.00it/s]", flush=True)
+        bar = "\u2588" * (10 * shard // total)
+        share = f"{100 * shard // total:3}%|{bar:10}| {shard}/{total} [00:{shard % 60:02}<3:11:40, 4.00it/s]"
+        print(f"\rLoading safetensors checkpoint shards: {share}", end="", flush=True)
 
 
 def stop_itself(_folder):
@@ -212,6 +253,8 @@ WAYS = {
     "dequantize-python": dequantize_python,
     "dequantize-numpy": dequantize_numpy,
     "dequantize-torch": dequantize_torch,
+    "dequantize-numpy-gil-held": dequantize_numpy_gil_held,
+    "dequantize-torch-gil-held": dequantize_torch_gil_held,
     "dequantize-c-gil-held": dequantize_c_gil_held,
     "dequantize-c-gil-free": dequantize_c_gil_free,
     "gc": collect_garbage,

@@ -1,5 +1,6 @@
 """A rank that loads weights, or seems to: ``d_load.py WAY``. The other two ranks wait for it in a barrier."""
 
+import io
 import mmap
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import d_world
 
@@ -15,12 +17,21 @@ MEGABYTE = 1 << 20
 SIZE = 768 * MEGABYTE
 BLOCKS_A_SECOND = 12
 WEIGHTS = "model-00002-of-00003.safetensors"
+SMALL = "adapter_model.bin"
+SMALL_SIZE = 8 * MEGABYTE
+PAGE = 4096
 
 
 def make_weights(folder):
     """Sparse: real reads, real page cache, no disk."""
-    with (folder / WEIGHTS).open("wb") as weights:
-        weights.truncate(SIZE)
+    for name, size in ((WEIGHTS, SIZE), (SMALL, SMALL_SIZE)):
+        with (folder / name).open("wb") as weights:
+            weights.truncate(size)
+
+
+def storage():
+    """A file system with a throttle that the test holds (tests/slow_files.py)."""
+    return Path(os.environ["LIVE_STORAGE"])
 
 
 def throttle():
@@ -68,6 +79,44 @@ def load_pread(folder):
         d_world.placed()
         for part in parts:
             part.result()
+
+
+def load_from_storage(_folder):
+    """As fast as a file system gives; it may give nothing."""
+    with (storage() / WEIGHTS).open("rb", buffering=0) as weights:
+        d_world.placed()
+        while weights.read(MEGABYTE):
+            pass
+
+
+def map_from_storage(_folder):
+    """The same through page faults."""
+    with (storage() / WEIGHTS).open("rb") as weights:
+        mapped = mmap.mmap(weights.fileno(), 0, access=mmap.ACCESS_READ)
+    d_world.placed()
+    for start in range(0, SIZE, PAGE):
+        mapped[start]
+
+
+def load_short_of_memory(folder):
+    """Tables that do not fit: every pass over them takes their pages from storage again."""
+    if group := os.environ.get("LIVE_MEMORY_GROUP"):
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
+    with (folder / WEIGHTS).open("rb") as weights:
+        mapped = mmap.mmap(weights.fileno(), 256 * MEGABYTE, access=mmap.ACCESS_READ)
+    d_world.placed()
+    while True:
+        sum_rows(mapped)
+        sum_columns(mapped)
+
+
+def sum_rows(table):
+    return sum(table[start] for start in range(0, len(table), PAGE))
+
+
+def sum_columns(table):
+    width = 512 * PAGE
+    return sum(table[start] for first in range(0, width, PAGE) for start in range(first, len(table), width))
 
 
 def start_source(block, pause_s):
@@ -126,6 +175,22 @@ def load_again(folder):
         time.sleep(0.2)
 
 
+def load_from_start(folder):
+    """A retry loop that is at it all the time: block after block to the end, and once more, for the sum is wrong."""
+    is_first = True
+    while True:
+        total = 0
+        with (folder / SMALL).open("rb", buffering=0) as weights:
+            while block := weights.read(MEGABYTE // 4):
+                total = zlib.crc32(block, total)
+                if is_first:
+                    d_world.placed()
+                    is_first = False
+                time.sleep(0.01)
+        if total == 1:
+            return
+
+
 def serve_slowly(listener, block, pause_s):
     """A storage server in a process of its own: after the first block ``pause_s`` between blocks."""
     if os.fork() == 0:
@@ -165,17 +230,41 @@ def save_checkpoint(folder):
             throttle()
 
 
+class SlowDisk(io.FileIO):
+    """A file whose every large write takes its time."""
+
+    def write(self, data):
+        if len(data) > PAGE:
+            throttle()
+        return super().write(data)
+
+
+def save_with_torch(folder):
+    """Two gigabytes of parameters."""
+    import torch
+
+    state = {f"layers.{number}.weight": torch.zeros(MEGABYTE // 4) for number in range(2000)}
+    with SlowDisk(folder / "checkpoint.pt", "wb") as checkpoint:
+        d_world.placed()
+        torch.save(state, checkpoint)
+
+
 WAYS = {
     "mmap": load_mapped,
     "read": load_read,
     "direct": load_direct,
     "pread": load_pread,
+    "storage": load_from_storage,
+    "storage-mapped": map_from_storage,
+    "short-of-memory": load_short_of_memory,
     "stream": load_stream,
     "stopped-stream": load_stopped_stream,
     "again": load_again,
+    "from-start": load_from_start,
     "trickle": load_trickle,
     "wedged": load_wedged,
     "save": save_checkpoint,
+    "save-torch": save_with_torch,
 }
 
 d_world.run(WAYS[sys.argv[1]], prepare=make_weights)

@@ -13,7 +13,7 @@ CULPRIT = 1
 CONTEXT = multiprocessing.get_context("fork")
 
 
-def run(fault, others=None, prepare=None):
+def run(fault, others=None, prepare=None, world_size=WORLD_SIZE):
     """Fork the ranks and wait for them. ``fault(folder)`` is the culprit's part and calls ``placed()`` itself;
     ``others(folder)`` replaces waiting in the barrier; ``prepare(folder)`` runs before the fork."""
     folder = Path(tempfile.mkdtemp(prefix="hangdoctor-live-", dir=os.environ.get("LIVE_FOLDER")))
@@ -22,10 +22,10 @@ def run(fault, others=None, prepare=None):
         os.dup2(os.open(folder / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
         if prepare:
             prepare(folder)
-        barrier = CONTEXT.Barrier(WORLD_SIZE)
+        barrier = CONTEXT.Barrier(world_size)
         ranks = [
             CONTEXT.Process(target=_rank, args=(rank, barrier, fault, others, folder), name=f"rank-{rank}")
-            for rank in range(WORLD_SIZE)
+            for rank in range(world_size)
         ]
         for rank in ranks:
             rank.start()
@@ -46,7 +46,7 @@ def wait_for_peers(barrier):
 
 
 def _rank(rank, barrier, fault, others, folder):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(barrier.parties))
     if rank == CULPRIT:
         fault(folder)
         barrier.wait()

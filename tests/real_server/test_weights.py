@@ -4,57 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from hangdoctor.report import Kind
 from tests.expectations import Expectation
-from tests.real_server.installation import ROOT, Installation
+from tests.real_server.installation import Installation
 from tests.real_server.judging import Truth, attach_and_judge
 from tests.real_server.server import serving, wait_for_open
+from tests.slow_files import can_mount, throttled
 
 SLOW, STUCK = "2500000", "0"
 WORKER_1 = "VLLM::Worker_TP1"
 
 
-@dataclass(frozen=True, slots=True)
-class Throttled:
-    """A mounted folder and its throttle."""
-
-    folder: Path
-    control: IO[str]
-
-    def set_rate(self, words: str) -> None:
-        """Bytes a second for the throttled process, or ``max``."""
-        self.control.write(f"rate {words}\n")
-        self.control.flush()
-
-
-@contextmanager
-def throttled(folder: Path, title: str) -> Iterator[Throttled]:
-    """Mount ``folder`` again for processes with this title to read slowly; skip where nothing can be mounted."""
-    command = [sys.executable, "-m", "tests.real_server.slow_files", str(folder)]
-    with tempfile.TemporaryDirectory(prefix="hd-slow-", dir="/tmp") as mount_point:
-        popen = subprocess.Popen(
-            [*command, mount_point, title], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
-        assert popen.stdin is not None
-        assert popen.stdout is not None
-        try:
-            said = popen.stdout.readline()
-            if not said:
-                pytest.skip("no FUSE here: it takes root, or CAP_SYS_ADMIN, and /dev/fuse")
-            yield Throttled(Path(mount_point), popen.stdin)
-        finally:
-            popen.stdin.close()
-            popen.wait(timeout=30)
-            popen.stdout.close()
+@pytest.fixture(autouse=True)
+def may_mount() -> None:
+    if not can_mount():
+        pytest.skip("no FUSE here: it takes root, or CAP_SYS_ADMIN, and /dev/fuse")
 
 
 def test_each_reader_gets_its_own_rate(tmp_path: Path) -> None:

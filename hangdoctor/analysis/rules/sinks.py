@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hangdoctor.analysis.behind import name_the_last
 from hangdoctor.analysis.charges import Charge
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.judge import judge
@@ -25,8 +26,7 @@ def check(situation: Situation) -> Finding | None:
         return None
     best = min(findings, key=_rank)
     alike = [f for f in findings if f.kind is best.kind and f.cause is best.cause]
-    suspects = tuple(s for f in alike for s in f.suspects)
-    found = without_bystanders(situation, replace(best, suspects=suspects))
+    found = without_bystanders(situation, name_the_last(best, alike))
     return replace(found, kind=Kind.SLOW) if _works_by_nature(situation, found) else found
 
 

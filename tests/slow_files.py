@@ -1,6 +1,7 @@
 """A read-only file system that serves one folder at a bounded rate: slow storage with a throttle in the test's hand.
 
-    python -m tests.real_server.slow_files FOLDER MOUNT TITLE
+    with throttled(folder, title) as slow:      runs python -m tests.slow_files FOLDER MOUNT TITLE
+        slow.set_rate("500000")
 
 Processes whose title begins with TITLE read at the rate that arrives on stdin: ``rate 500000`` (bytes/s), ``rate 0``
 (reads block), ``rate max``. All others read at full speed. End of stdin ends it: unmounted, pending reads fail.
@@ -18,12 +19,17 @@ import os
 import select
 import stat
 import struct
+import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import IO
 
 HEADER = struct.Struct("<IIQQIIIHH")
 REPLY = struct.Struct("<IiQ")
@@ -218,6 +224,59 @@ class SlowFolder:
                 break
             entries += entry
         return entries
+
+
+class NoFuse(OSError):
+    """Nothing can be mounted here: it takes root, or CAP_SYS_ADMIN, and /dev/fuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throttled:
+    """A mounted folder and its throttle."""
+
+    folder: Path
+    control: IO[str]
+
+    def set_rate(self, words: str) -> None:
+        """Bytes a second for the throttled processes, or ``max``."""
+        self.control.write(f"rate {words}\n")
+        self.control.flush()
+
+
+@contextmanager
+def throttled(folder: Path, title: str) -> Iterator[Throttled]:
+    """Mount ``folder`` again for processes with this title to read slowly. Raises NoFuse."""
+    command = [sys.executable, "-m", "tests.slow_files", str(folder)]
+    with tempfile.TemporaryDirectory(prefix="hd-slow-", dir="/tmp") as mount_point:
+        popen = subprocess.Popen(
+            [*command, mount_point, title],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+        )
+        assert popen.stdin is not None and popen.stdout is not None and popen.stderr is not None
+        try:
+            if not popen.stdout.readline():
+                raise NoFuse(popen.stderr.read().strip().rpartition("\n")[2])
+            yield Throttled(Path(mount_point), popen.stdin)
+        finally:
+            popen.stdin.close()
+            popen.wait(timeout=30)
+            popen.stdout.close()
+            popen.stderr.close()
+
+
+@cache
+def can_mount() -> bool:
+    """Whether such a file system can be made here."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with throttled(Path(folder), ""):
+                return True
+        except NoFuse:
+            return False
 
 
 def main() -> None:
