@@ -80,6 +80,9 @@ def classify(thread: Thread, match: PhaseMatch | None, process: Process) -> Acti
         return Activity.SPIN
     if thread.syscall is not None:
         return _from_syscall(thread.syscall, thread)
+    hinted = _from_wchan(thread.wchan) if thread.stack is None else None
+    if hinted is not None:
+        return hinted
     if state == "R" or (state is None and thread.is_active_hint):
         return Activity.RUN
     return known or Activity.BLOCKED
@@ -118,6 +121,29 @@ def _from_syscall(call: Syscall, thread: Thread) -> Activity:
     if call.name == "ioctl" and call.target and "nvidia" in call.target:
         return Activity.WAIT_GPU
     return _BY_CALL.get(call.name, Activity.BLOCKED)
+
+
+_BY_WCHAN = (
+    # Kernel functions of 4.18 to 6.18, as in collect.wchan: all there is where system calls may not be seen.
+    ("do_wait kernel_wait4 kernel_waitid", Activity.WAIT_CHILD),
+    ("hrtimer_nanosleep do_nanosleep common_nsleep", Activity.TIMED_SLEEP),
+    ("locks_lock_ posix_lock_ flock_lock_ fcntl_setlk do_semtimedop", Activity.WAIT_LOCK),
+    ("wait_woken sk_wait_data sk_stream_wait tcp_ inet_wait_for_connect unix_ skb_wait_", Activity.WAIT_PEER),
+    ("anon_pipe_ pipe_ wait_for_partner poll_schedule_timeout do_poll do_select", Activity.WAIT_PEER),
+    ("do_epoll_wait ep_poll inet_csk_accept do_sigtimedwait sigsuspend", Activity.WAIT_WORK),
+    ("folio_wait_ wait_on_page_ io_schedule request_wait_answer fuse_ nfs rpc_ ceph_", Activity.WAIT_IO),
+    ("jbd2_ blk_ xfs_ ext4_ btrfs_ filemap_ p9_ ll_ ptlrpc_ cxi", Activity.WAIT_IO),
+    ("uvm_ nvidia_ os_acquire_ rm_ amdgpu_ kfd_", Activity.WAIT_GPU),
+)
+
+
+def _from_wchan(wchan: str | None) -> Activity | None:
+    """What the kernel function that a thread sleeps in says of it; a hint, and no more than that."""
+    name = (wchan or "").lstrip("_")
+    for prefixes, activity in _BY_WCHAN:
+        if name.startswith(tuple(prefixes.split())):
+            return activity
+    return None
 
 
 _OWNERLESS = ("condition", "semaphore", "mp.Semaphore")

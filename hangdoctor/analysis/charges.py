@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hangdoctor.analysis.dark import is_dark
 from hangdoctor.analysis.findings import Finding, Suspect
 from hangdoctor.analysis.gpu import GpuStatement
 from hangdoctor.analysis.log_moves import LogMove
@@ -91,6 +92,8 @@ def stuck(charge: Charge, cause: Cause, because: str) -> Finding:
     confidence = (
         Confidence.LIKELY if still >= LEAST_STILLNESS_S and charge.is_waited_for else Confidence.POSSIBLE
     )
+    if cause is Cause.LAGGARD and is_dark(charge.suspect.member):
+        confidence = Confidence.POSSIBLE  # who waits for whom is told from the shape of the waits alone
     return Finding(
         Kind.HUNG,
         confidence,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hangdoctor.analysis.dark import dark_edges
 from hangdoctor.analysis.identify import CHILD, FOREIGN
 from hangdoctor.analysis.standing import (
     collective_name,
@@ -28,6 +29,7 @@ _WAITING_KINDS = (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER)
 
 def find_edges(case: Case) -> Iterator[Edge]:
     """Every wait of every process and of every thread in a lock; the same one may come twice."""
+    yield from dark_edges(case)
     for member in case.members:
         yield from _lock_edges(case, member)
         if member.kind not in _WAITING_KINDS or is_stopped(member) or is_dead(member) or is_idle(member):

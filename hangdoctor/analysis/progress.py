@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hangdoctor.analysis.loads import LOAD_RATE_BYTES_S, Pair, files_read_again, load_moves, write_moves
 from hangdoctor.case import Movement, ThreadView, Window
-from hangdoctor.model import FlightEntry, Process, Stack
+from hangdoctor.model import FlightEntry, Process, Stack, Thread
 from hangdoctor.report import Progress, ProgressClass
 
 MIB = 1 << 20
@@ -52,10 +52,24 @@ def same_stack(a: Stack | None, b: Stack | None) -> bool | None:
     )
 
 
+def same_wait(a: Thread, b: Thread) -> bool | None:
+    """For threads without stacks: whether the kernel shows the same call, else the same function, both times."""
+    if a.state is None or b.state is None or a.voluntary_switches is None or b.voluntary_switches is None:
+        return None  # without counters, the same wait may be a new one
+    if a.syscall is not None and b.syscall is not None:
+        return (a.syscall.name, a.syscall.args) == (b.syscall.name, b.syscall.args)
+    return a.wchan == b.wchan
+
+
 def compare_views(
-    before: ThreadView | None, after: ThreadView | None, seconds: float, ticks_per_s: int
+    before: ThreadView | None,
+    after: ThreadView | None,
+    seconds: float,
+    ticks_per_s: int,
+    *,
+    is_dark: bool = False,
 ) -> Window:
-    """What one thread did between two looks ``seconds`` apart."""
+    """What one thread did between two looks ``seconds`` apart. ``is_dark``: its process has no stacks at all."""
     if before is None or after is None:
         return Window(seconds, None, None, None, None, None)
     a, b = before.thread, after.thread
@@ -68,7 +82,7 @@ def compare_views(
     faults = _delta(a.minor_faults, b.minor_faults)
     return Window(
         seconds=seconds,
-        same_stack=same_stack(a.stack, b.stack),
+        same_stack=same_wait(a, b) if is_dark else same_stack(a.stack, b.stack),
         cpu_s=cpu_s,
         ready_s=(b.runnable_ns - a.runnable_ns) / 1e9
         if a.runnable_ns is not None and b.runnable_ns is not None
