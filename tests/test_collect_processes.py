@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoctor.collect import filelocks, logs, processes, procfs, schedclock
+from hangdoctor.collect import denials, filelocks, logs, processes, procfs, schedclock
 from hangdoctor.collect.files import read_files
 from hangdoctor.collect.processes import Step, Wanted, read_processes, read_step
 from hangdoctor.collect.schedclock import SchedulerClock
@@ -239,7 +239,8 @@ def test_gap_of_a_refusal_is_one_a_process_with_the_command_that_helps(
             (1000, f'sudo env "PATH=$PATH" hangdoctor attach {program.pid}'),
             (0, "SYS_PTRACE"),
         ):
-            monkeypatch.setattr(processes.os, "geteuid", lambda uid=uid: uid)
+            own = denials._Credentials(uid, 0, 0)
+            monkeypatch.setattr(denials, "_read_credentials", lambda path, own=own: own)
             process, (gap,) = read(program.pid)
             assert process.comm == "python"
             assert gap.remedy is not None and words in gap.remedy

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hangdoctor.collect import memory, procfs
 from hangdoctor.collect.deadline import Trouble, call
-from hangdoctor.collect.processes import read_processes, remedy_for
+from hangdoctor.collect.denials import explain_denial
+from hangdoctor.collect.processes import read_processes
 from hangdoctor.collect.procfs import read_bytes
 from hangdoctor.collect.pyspy import Failure, Mode, PySpy, classify, command, find_py_spy
 from hangdoctor.collect.ras import DEADLINE_S
@@ -175,7 +176,8 @@ def _check_target(pid: int, stat: procfs.Stat) -> tuple[CheckResult, ...]:
         found.append(CheckResult("tracer", False, detail, f"end it: kill {status.tracer_pid}"))
     elif stat.state in "Tt":
         found.append(CheckResult("stopped", False, "it is stopped (SIGSTOP, Ctrl-Z)", f"kill -CONT {pid}"))
-    remedy = remedy_for(pid, "permission") or ""
+    remedy = explain_denial(pid, is_attach=False).remedy
+    attach_remedy = explain_denial(pid, is_attach=True).remedy
     task = f"/proc/{pid}/task/{pid}"
     found += [
         _try("open files", lambda: len(os.listdir(f"/proc/{pid}/fd")), "{} descriptors", remedy),
@@ -183,9 +185,9 @@ def _check_target(pid: int, stat: procfs.Stat) -> tuple[CheckResult, ...]:
             "system calls",
             lambda: read_bytes(f"{task}/syscall").split()[0].decode(),
             "the main thread: {}",
-            remedy,
+            attach_remedy,
         ),
-        _try("memory", lambda: _read_a_word(pid), "process_vm_readv read {} bytes", remedy),
+        _try("memory", lambda: _read_a_word(pid), "process_vm_readv read {} bytes", attach_remedy),
         _try(
             "kernel stacks",
             lambda: len(read_bytes(f"{task}/stack").splitlines()),

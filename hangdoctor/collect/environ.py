@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hangdoctor.collect import elf
+from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.memory import Memory, Regions, read_regions
 from hangdoctor.collect.namespaces import list_children
 from hangdoctor.model import Gap
@@ -74,11 +75,16 @@ def read_environ(pid: int, is_allowed: IsAllowed) -> EnvironResult | Gap:
     return _explain(pid, refusal, is_readable=own is not None)
 
 
+_START = "start the server with SPT_NOENV=1"
+
+
 def _explain(pid: int, refusal: Exception | None, *, is_readable: bool) -> Gap:
     if isinstance(refusal, OSError) and refusal.errno in (errno.ESRCH, errno.ENOENT):
         return Gap("environ", f"pid {pid}", "the process has ended")
-    reason = "not permitted to read its memory"
+    denial = explain_denial(pid, is_attach=True)
+    reason, remedy = f"not permitted to read its memory ({denial.cause})", f"{denial.remedy}; or {_START}"
     if not isinstance(refusal, OSError) or refusal.errno not in (errno.EPERM, errno.EACCES):
+        remedy = _START
         reason = f"its memory does not show the variable environ ({refusal or 'static program'})"
     if is_readable:
         reason += ", and its title was written over /proc/PID/environ"
@@ -86,7 +92,7 @@ def _explain(pid: int, refusal: Exception | None, *, is_readable: bool) -> Gap:
         "environ",
         f"pid {pid}",
         reason,
-        remedy="run as root, or with --cap-add SYS_PTRACE; or start the server with SPT_NOENV=1",
+        remedy=remedy,
     )
 
 

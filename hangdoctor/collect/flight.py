@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 
 from hangdoctor.collect import elf
+from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.flight_ring import BUDGET_BYTES, NotARing, Record, read_ring
 from hangdoctor.collect.memory import Memory, Region, read_regions
 from hangdoctor.model import FlightEntry, Gap
@@ -52,8 +53,9 @@ def read_flight(pid: int) -> tuple[FlightEntry, ...] | Gap | None:
     except (ProcessLookupError, FileNotFoundError):
         return Gap("flight-recorder", f"pid {pid}", "the process, or the library it had loaded, is gone")
     except PermissionError:
-        reason = "not permitted to read its memory"
-        return Gap("flight-recorder", f"pid {pid}", reason, "run as root, or with --cap-add SYS_PTRACE")
+        denial = explain_denial(pid, is_attach=True)
+        reason = f"not permitted to read its memory ({denial.cause})"
+        return Gap("flight-recorder", f"pid {pid}", reason, denial.remedy)
     except OSError as error:
         return Gap("flight-recorder", f"pid {pid}", f"its memory could not be read ({error.strerror})")
 

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hangdoctor.collect.deadline import Trouble, call, each, patience, reader_count
+from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.flight import read_flight
 from hangdoctor.collect.locks import find_lock_waits
+from hangdoctor.collect.memory import ensure_readable
+from hangdoctor.collect.processes import is_denial
 from hangdoctor.collect.pyspy import is_python
 from hangdoctor.collect.spin import MAX_THREADS, sample_spin
 from hangdoctor.model import FlightEntry, Gap, LockWait, Process, Snapshot, SpinSample, Thread
@@ -27,7 +30,10 @@ def add_locks(processes: Sequence[Process], limit_s: float) -> tuple[tuple[Proce
     pids = tuple(process.pid for process in processes)
 
     def find(process: Process) -> dict[int, LockWait]:
-        return find_lock_waits(process.pid, process.threads, peers=pids)
+        found = find_lock_waits(process.pid, process.threads, peers=pids)
+        if not found:
+            ensure_readable(process.pid)
+        return found
 
     asked = [process for process in processes if _waits_for_locks(process)]
     locks: dict[int, dict[int, LockWait]] = {}
@@ -42,12 +48,19 @@ def add_locks(processes: Sequence[Process], limit_s: float) -> tuple[tuple[Proce
     )
     for process, found in answers:
         if isinstance(found, Trouble):
-            reason = f"looking for the owners of its locks {found.reason}"
-            remedy = f"gdb -p {process.pid} -batch -ex 'thread apply all bt'   (stops it for seconds)"
-            gaps.append(Gap("locks", f"pid {process.pid}", reason, remedy))
+            gaps.append(_no_locks(process.pid, found))
         else:
             locks[process.pid] = found
     return tuple(_with_locks(process, locks.get(process.pid, {})) for process in processes), tuple(gaps)
+
+
+def _no_locks(pid: int, trouble: Trouble) -> Gap:
+    if is_denial(trouble.reason):
+        denial = explain_denial(pid, is_attach=True)
+        return Gap("locks", f"pid {pid}", f"lock owners may not be read ({denial.cause})", denial.remedy)
+    reason = f"looking for the owners of its locks {trouble.reason}"
+    remedy = f"gdb -p {pid} -batch -ex 'thread apply all bt'   (stops it for seconds)"
+    return Gap("locks", f"pid {pid}", reason, remedy)
 
 
 def _waits_for_locks(process: Process) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hangdoctor.collect import dumps, host, inside, stacks
+from hangdoctor.collect import dumps, host, inside, own_stacks, stacks
 from hangdoctor.collect.deadline import (
     Clock,
     Trouble,
@@ -18,6 +18,7 @@ from hangdoctor.collect.deadline import (
     patience,
     reader_count,
 )
+from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.processes import merge_gaps, read_processes
 from hangdoctor.collect.procfs import Stat, list_tids, read_table
@@ -27,7 +28,18 @@ from hangdoctor.collect.schedclock import SchedulerClock
 from hangdoctor.collect.surroundings import Surroundings, read_locks, read_logs
 from hangdoctor.collect.syscalls import decode_syscall
 from hangdoctor.collect.threads import ThreadTable, read_threads
-from hangdoctor.model import FileLock, Gap, Gpu, HostLoad, LogTail, Process, RasAnswer, Snapshot, SpinSample
+from hangdoctor.model import (
+    FileLock,
+    Gap,
+    Gpu,
+    HostLoad,
+    LogTail,
+    Method,
+    Process,
+    RasAnswer,
+    Snapshot,
+    SpinSample,
+)
 
 THREADS_S = 1.0
 
@@ -127,6 +139,7 @@ class Look:
         for process, table in each(read, processes, item_s=item_s, total_s=total_s, width=reader_count()):
             if isinstance(table, ThreadTable):
                 self._tables[process.pid] = table
+                self.gaps.extend(() if table.has_syscalls else (_no_syscalls(process.pid),))
                 continue
             stuck.append(process.pid)
             reason = f"reading its threads {table.reason}"
@@ -135,13 +148,19 @@ class Look:
         return stuck
 
     def _read_stacks(self) -> None:
+        """py-spy first; what it is missing for or cannot read, with the reader of our own."""
         if self._program is None:
+            self._take_stacks(own_stacks.read_stacks_of(self.processes, total_s=self._clock.left()))
             return
         can_pause = self._plan.allow_pause
         found = dumps.dump_stacks(
             self._program, self.processes, total_s=self._clock.left(), can_pause=can_pause
         )
+        left = [process for process in self.processes if process.pid in found.refused]
+        own = own_stacks.read_stacks_of(left, total_s=self._clock.left())
+        found.gaps = own_stacks.amend(found.gaps, own)
         self._take_stacks(found)
+        self._take_stacks(replace(own, gaps=[]))
 
     def add_native(self, program: PySpy) -> Snapshot:
         """Replaces the stacks by ones with native frames, where they could be had."""
@@ -158,7 +177,9 @@ class Look:
                 table = self._tables.get(process.pid, ThreadTable(()))
                 dump = _with_tids(process, dump, table)
                 living = frozenset((*self._known_tids(process.pid), *list_tids(process.pid)))
-                process, gaps = stacks.attach(process, dump, table.inner_tids, living)
+                # py-spy speaks of threads as the target numbers them, our reader as the host does.
+                inner_tids = {} if dump.method is Method.MEMORY else table.inner_tids
+                process, gaps = stacks.attach(process, dump, inner_tids, living)
                 self.gaps.extend(gaps)
             merged.append(process)
         self.processes = tuple(merged)
@@ -199,6 +220,12 @@ class Look:
 
 def _has_threads(process: Process) -> bool:
     return process.state not in ("Z", "X") or (process.thread_count or 0) > 1
+
+
+def _no_syscalls(pid: int) -> Gap:
+    denial = explain_denial(pid, is_attach=True)
+    reason = f"not readable: its system calls and the owners of its locks ({denial.cause})"
+    return Gap("proc", f"pid {pid}", reason, denial.remedy)
 
 
 def _with_tids(process: Process, dump: stacks.Dump, table: ThreadTable) -> stacks.Dump:

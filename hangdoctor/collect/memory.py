@@ -146,6 +146,13 @@ def _gather_proc_mem(pid: int, items: Sequence[tuple[int, int]], refusal: int) -
     return out
 
 
+def ensure_readable(pid: int) -> None:
+    """Reads one word of the first readable mapping. Raises ``OSError`` as :func:`read` does. Behind a deadline."""
+    region = next((region for region in read_regions(pid) if region.permissions.startswith("r")), None)
+    if region is not None:
+        read(pid, region.start, 8)
+
+
 class Memory:
     """One process' memory through a page cache, for structures that are walked pointer by pointer.
 

@@ -9,9 +9,11 @@ from enum import Enum
 from pathlib import Path
 
 from hangdoctor.collect import deadline, files, mappings, procfs
+from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.environ import EnvironResult, read_environ
 from hangdoctor.collect.memory import read_regions
 from hangdoctor.collect.procfs import Stat, text
+from hangdoctor.collect.readers import Readers
 from hangdoctor.model import Gap, IoCounters, Process
 
 STEP_S = 1.0
@@ -45,6 +47,19 @@ class Wanted:
     step: Step
     is_env_allowed: Callable[[str], bool]
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """For the way to a reader, which has the rule already: it would bring all of the knowledge along."""
+        return _arrive, (self.pid, self.task, self.step, self.versions)
+
+
+def _arrive(pid: int, task: int, step: Step, versions: Mapping[str, str]) -> Wanted:
+    return Wanted(pid, task, step, _allow_nothing, versions)
+
+
+def _allow_nothing(name: str) -> bool:
+    del name
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +109,34 @@ def read_processes(
     known: Mapping[int, Process],
     limit_s: float = ALL_STEPS_S,
 ) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
+    """As :func:`ask_processes`, with readers of its own."""
+    read = step_reader(is_env_allowed)
+    readers = Readers((read,), deadline.reader_count())
+    try:
+        return ask_processes(readers, read, stats, known, limit_s)
+    finally:
+        readers.end()
+
+
+def step_reader(is_env_allowed: Callable[[str], bool]) -> Callable[[Wanted], Part]:
+    """What a reader needs for :func:`ask_processes`. ``is_env_allowed(name)``: which variables are kept."""
+    return lambda want: read_step(replace(want, is_env_allowed=is_env_allowed))
+
+
+def ask_processes(
+    readers: Readers,
+    read: Callable[[Wanted], Part],
+    stats: Sequence[Stat],
+    known: Mapping[int, Process],
+    limit_s: float = ALL_STEPS_S,
+) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
     """All processes of ``stats`` without their threads, and what could not be read, within ``limit_s`` seconds.
 
-    ``known``: the same processes at the last look (versions are not looked up again).
+    ``read`` is a :func:`step_reader` that ``readers`` know. ``known``: the same processes at the last look (versions
+    are not looked up again).
     """
     wanted = [
-        Wanted(stat.pid, task, step, is_env_allowed, known[stat.pid].versions if stat.pid in known else {})
+        Wanted(stat.pid, task, step, _allow_nothing, known[stat.pid].versions if stat.pid in known else {})
         for stat in stats
         if (task := procfs.living_task(stat)) != stat.pid or stat.state not in "ZX"
         for step in Step
@@ -108,12 +145,11 @@ def read_processes(
     gaps: list[Gap] = []
     refused: dict[int, list[tuple[Wanted, str]]] = {}
     patience = deadline.patience()
-    for want, part in deadline.each(
-        read_step,
+    for want, part in readers.ask(
+        read,
         wanted,
         item_s=STEP_S * patience,
         total_s=min(limit_s, ALL_STEPS_S * patience),
-        width=deadline.reader_count(),
         belongs_to=lambda want: want.pid,
         is_pointless=_is_pointless,
     ):
@@ -256,18 +292,17 @@ def _explain_refusal(pid: int, steps: Sequence[tuple[Wanted, str]]) -> Gap:
     """One gap a process, however many of its files the kernel refuses."""
     names = ", ".join(want.step.value for want, _ in steps)
     reasons = ", ".join(dict.fromkeys(reason for _, reason in steps))
-    return Gap("proc", f"pid {pid}", f"not readable: its {names} ({reasons})", remedy_for(pid, reasons))
-
-
-def remedy_for(pid: int, reason: str) -> str | None:
-    """What to type when the kernel said no."""
-    if "permission" not in reason.lower() and "not permitted" not in reason:
-        return None
-    if os.geteuid() == 0:
-        return (
-            "even root is refused here: docker run --cap-add SYS_PTRACE, or run hangdoctor on the host itself"
+    if is_denial(reasons):
+        denial = explain_denial(pid, is_attach=False)
+        return Gap(
+            "proc", f"pid {pid}", f"not readable: its {names} ({reasons}: {denial.cause})", denial.remedy
         )
-    return f'sudo env "PATH=$PATH" hangdoctor attach {pid}   (in docker: --cap-add SYS_PTRACE)'
+    return Gap("proc", f"pid {pid}", f"not readable: its {names} ({reasons})")
+
+
+def is_denial(reason: str) -> bool:
+    """Whether an error's words are those of a refusal (EACCES, EPERM)."""
+    return "permission" in reason.lower() or "not permitted" in reason
 
 
 def merge_gaps(gaps: Iterable[Gap]) -> tuple[Gap, ...]:

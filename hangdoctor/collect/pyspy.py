@@ -17,13 +17,14 @@ from pathlib import Path
 
 from hangdoctor.collect import procfs
 from hangdoctor.collect.deadline import call
-from hangdoctor.collect.processes import remedy_for
+from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.procfs import read_bytes
 from hangdoctor.collect.spawn import Key, Result, run
 from hangdoctor.model import Gap, Process
 
 OLDEST = (0, 4, 1)
 """Before it, py-spy used SIGSTOP and could leave a target stopped."""
+_MISSING = "py-spy is not installed: Python stacks come from hangdoctor's own reader, without retries and native frames"
 RETRIES_S = (0.01, 0.02, 0.04, 0.08)
 BLOCKING_S = 2.0
 NATIVE_S = 20.0
@@ -86,7 +87,7 @@ def find_py_spy() -> PySpy | Gap:
     path = next((place for place in places if place and Path(place).is_file()), None)
     remedy = f"{sys.executable} -m pip install 'py-spy>=0.4.1'"
     if path is None:
-        return Gap("py-spy", "this machine", "py-spy is not installed, so there are no Python stacks", remedy)
+        return Gap("py-spy", "this machine", _MISSING, remedy)
     answer = run((path, "--version"), 3.0)
     found = re.search(rb"\d+\.\d+[\w.]*", answer.stdout)
     if found is None:
@@ -158,7 +159,8 @@ def _words(pid: int, failure: Failure, result: Result[int], *, is_resting: bool)
             f"cat /proc/{pid}/task/*/stack",
         )
     if failure is Failure.DENIED:
-        return "no stacks: its memory may not be read", remedy_for(pid, "permission")
+        denial = explain_denial(pid, is_attach=True)
+        return f"no stacks: its memory may not be read ({denial.cause})", denial.remedy
     if failure is Failure.FREE_THREADED:
         return (
             "no stacks: py-spy cannot read a free-threaded interpreter",

@@ -13,6 +13,8 @@ class Method(str, Enum):
     PY_SPY_BLOCKING = "py-spy"
     PY_SPY_NATIVE = "py-spy --native"
     REMOTE_DEBUGGING = "_remote_debugging"
+    MEMORY = "own reader"
+    """hangdoctor's own reader of interpreter memory, where py-spy is missing or refused."""
     PYSTACK = "pystack"
     GDB = "gdb"
     FAULTHANDLER = "faulthandler"
@@ -144,3 +146,7 @@ class SpinSample:
     samples: int
     recurrence: float
     """0..1, share of samples whose register vector was seen before."""
+    pages: int | None = None
+    """Pages of its data that the registers pointed into: work walks through memory, a wait keeps to its few."""
+    new_pages: float | None = None
+    """0..1, share of the later half of the samples that pointed into a page of which the first half knew nothing."""

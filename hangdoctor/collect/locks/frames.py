@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from hangdoctor.collect.locks.interpreter import Interpreter, ThreadState
 from hangdoctor.collect.locks.layouts import FRAME_SHIM, FrameLayout, OldFrameLayout
+from hangdoctor.collect.locks.lines import find_line
 from hangdoctor.collect.memory import Memory
 
 MAX_FRAMES = 512
@@ -24,6 +25,7 @@ _MAX_SLOTS = 4096
 _MAX_TABLE_BYTES = 1 << 16
 _ASCII_DATA = 40
 """Of a compact ASCII ``str`` (PyASCIIObject); 48 in 3.10 and 3.11, which also keep wstr."""
+_STATE, _TEXT_BYTES = 32, 1024
 TAG_BITS = 7
 """3.14 keeps reference-counting tags in the low bits of what is on a stack; objects are 8-aligned or better."""
 
@@ -37,6 +39,17 @@ class Frame:
     live: tuple[int, ...]
     slots: tuple[int, int]
     """Address and number of all its slots, live or not."""
+    unit: int = 0
+    """The instruction it is at, in code units from the start of its code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a frame stands. ``function`` is qualified from 3.11 on; ``line`` is ``None`` where the table has none."""
+
+    function: str
+    file: str
+    line: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,8 @@ class FrameReader:
         self._version = interpreter.version
         self._memory = memory
         self._codes: dict[int, _Code | None] = {}
+        self._places: dict[tuple[int, int], Place] = {}
+        self._texts: dict[int, str] = {}
 
     def walk(self, thread: ThreadState) -> Iterator[Frame]:
         """Innermost first. Ends early where the chain is torn (the thread runs)."""
@@ -73,16 +88,59 @@ class FrameReader:
         layout = self._layout.frame or self._layout.old_frame
         if layout is None:
             return "", ""
-        return self._text(frame.code + layout.name), self._text(frame.code + layout.file)
+        return self._text_at(frame.code + layout.name), self._text_at(frame.code + layout.file)
 
-    def _text(self, pointer: int) -> str:
+    def place_of(self, frame: Frame) -> Place:
+        """Function, file and line; empty names where they cannot be read."""
+        key = frame.code, frame.unit
+        if key not in self._places:
+            self._places[key] = self._read_place(frame)
+        return self._places[key]
+
+    def _read_place(self, frame: Frame) -> Place:
+        layout = self._layout.frame or self._layout.old_frame
+        function, file = self.name_of(frame)
+        if layout is None:
+            return Place(function, file, None)
+        is_old = isinstance(layout, OldFrameLayout)
+        if not isinstance(layout, OldFrameLayout):
+            function = self._text_at(frame.code + layout.qualified_name) or function
         try:
-            text = self._memory.u64(pointer)
-            length = self._memory.u64(text + 16)
-            data = _ASCII_DATA if self._version >= (3, 12) else 48
-            return self._memory.read(text + data, min(length, 512)).decode("ascii", "replace")
+            table = self._memory.u64(frame.code + layout.line_table)
+            size = self._memory.u64(table + 16)
+            first = self._memory.u32(frame.code + layout.first_line)
+            line = None
+            if size <= _MAX_TABLE_BYTES:
+                # PyBytesObject: size at 16, hash at 24, bytes at 32.
+                line = find_line(self._memory.read(table + 32, size), first, frame.unit, is_old=is_old)
+        except OSError:
+            line = None
+        return Place(function, file, line)
+
+    def _text_at(self, pointer: int) -> str:
+        try:
+            return self.text(self._memory.u64(pointer))
         except OSError:
             return ""
+
+    def text(self, address: int) -> str:
+        """The ``str`` object at ``address``, at most 1024 bytes of it. Raises ``OSError``."""
+        if address not in self._texts:
+            self._texts[address] = self._read_text(address)
+        return self._texts[address]
+
+    def _read_text(self, address: int) -> str:
+        """``state`` has the width of a character and whether it is ASCII; 3.14 keeps 16 other bits before them."""
+        length = self._memory.u64(address + 16)
+        state = self._memory.u32(address + _STATE) >> (16 if self._version >= (3, 14) else 2)
+        width, is_ascii = state & 7, bool(state & 16)
+        data = _ASCII_DATA if self._version >= (3, 12) else 48
+        if not is_ascii:  # PyCompactUnicodeObject: a cached UTF-8 form, and before 3.12 a length of wstr
+            data = 56 if self._version >= (3, 12) else 72
+        codec = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(width)
+        if codec is None:
+            return ""
+        return self._memory.read(address + data, min(length * width, _TEXT_BYTES)).decode(codec, "replace")
 
     def _walk(self, thread: ThreadState, layout: FrameLayout) -> Iterator[Frame]:
         memory = self._memory
@@ -105,9 +163,8 @@ class FrameReader:
         unit = (at - code.bytecode) // 2
         depth = next((deep for first, end, deep in code.handlers if first <= unit < end), 0)
         live = self._values(address + layout.slots + 8 * code.local_count, min(depth, code.stack_size))
-        return Frame(
-            address, code_address, live, (address + layout.slots, code.local_count + code.stack_size)
-        )
+        slots = (address + layout.slots, code.local_count + code.stack_size)
+        return Frame(address, code_address, live, slots, unit)
 
     def _values(self, address: int, count: int) -> tuple[int, ...]:
         if not count:
@@ -158,7 +215,8 @@ class FrameReader:
             slots = address + layout.slots
             count = (stack - slots) // 8 + stack_size
             if 0 <= count <= _MAX_SLOTS and depth <= stack_size:
-                yield Frame(address, code, self._values(stack, depth), (slots, count))
+                at = memory.u32(address + layout.last_instruction)
+                yield Frame(address, code, self._values(stack, depth), (slots, count), at)
             address = memory.u64(address + layout.previous)
 
 

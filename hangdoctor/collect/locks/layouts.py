@@ -39,6 +39,9 @@ class FrameLayout:
     file: int
     name: int
     bytecode: int
+    first_line: int = 68
+    qualified_name: int = 128
+    line_table: int = 136
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,9 @@ class OldFrameLayout:
     stack_size: int = 32
     file: int = 104
     name: int = 112
+    last_instruction: int = 96
+    first_line: int = 40
+    line_table: int = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ _LAYOUTS: dict[Version, Layout] = {
             file=112,
             name=120,
             bytecode=184,
+            first_line=72,
         ),
     ),
     (3, 12): Layout(
