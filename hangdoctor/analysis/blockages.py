@@ -129,6 +129,8 @@ def holds_gil(charge: Charge) -> Finding | None:
         return None
     if movement(charge.suspect) is not Movement.STILL or not _gil_is_wanted(charge.suspect):
         return None
+    if track.last.activity in (Activity.UNINTERRUPTIBLE, Activity.WAIT_IO):
+        return None  # a page of a mapped file that never comes: storage is what holds up the GIL, too
     return stuck(charge, Cause.GIL_HELD, "it holds the GIL")
 
 

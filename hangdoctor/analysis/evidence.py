@@ -105,6 +105,9 @@ def _cite_track(book: EvidenceBook, case: Case, who: str, track: ThreadTrack) ->
         ids.append(book.cite(who, "target memory", f"{lock.kind} at {lock.address:#x}, {holder}"))
     if thread.spin is not None:
         text = f"{100 * thread.spin.recurrence:.0f} % of {thread.spin.samples} register samples repeat"
+        if thread.spin.pages is not None and thread.spin.new_pages is not None:
+            new = f"{100 * thread.spin.new_pages:.0f} % of the later ones into new ones"
+            text += f"; they point into {thread.spin.pages} pages, {new}"
         ids.append(book.cite(who, "perf samples", text))
     return ids
 

@@ -27,6 +27,7 @@ _QUESTIONS: tuple[Callable[[Charge], Finding | None], ...] = (
     blockages.waits_for_storage,
     workings.spins,
     workings.makes_proven_progress,
+    workings.takes_pages_in,
     workings.computes,
     blockages.idles_while_waited_for,
     polling.delegates,
@@ -51,5 +52,7 @@ def _serves(suspect: Suspect) -> bool:
     """Inside a serving phase and moving: its own step, however long a look at it may catch the same place."""
     member = suspect.member
     if member.phase is None or member.phase.stage not in (Stage.SERVING, Stage.IDLE):
+        return False
+    if member.phase.waits_for == "storage":  # a checkpoint being saved: the others wait for that, too
         return False
     return movement(suspect) is Movement.MOVING or member.progress.kind is ProgressClass.PROOF

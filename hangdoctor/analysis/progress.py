@@ -20,6 +20,9 @@ one that waits for a stopped peer one or two (8 in 6 s, measured; a ptrace stop 
 BUSY_SHARE = 0.5
 """Share of one core from which an unchanged stack counts as busy."""
 
+PAGES_UNIT = "pages/s"
+THRASHING_FAULTS_S = 20.0
+"""Pages fetched from storage each second, outside a load, from which memory is short: elsewhere they come once."""
 LEAST_STREAM_BYTES_S = 64 * 1024
 """A stream below this rate is keep-alive traffic, not a transfer."""
 LEAST_MESSAGES_S = 10.0
@@ -218,6 +221,10 @@ def _anonymous_load_moves(pair: Pair) -> Iterator[Progress]:
 
 def _weak_moves(pair: Pair) -> Iterator[Progress]:
     a, b = pair.before, pair.after
+    fetched = _delta(a.major_faults, b.major_faults)
+    if fetched and pair.seconds and fetched / pair.seconds >= THRASHING_FAULTS_S:
+        what = f"fetched {fetched} pages from storage"
+        yield Progress(ProgressClass.WEAK, what, fetched / pair.seconds, PAGES_UNIT)
     growth = _delta(a.rss_bytes, b.rss_bytes)
     if growth is not None and growth >= MIB:
         rate = growth / pair.seconds if pair.seconds else None

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from hangdoctor.analysis.activity import SPIN_RECURRENCE, SPIN_SAMPLES, is_spinning
+from hangdoctor.analysis.activity import (
+    SPIN_RECURRENCE,
+    WORK_SAMPLES,
+    is_spin,
+    walks_through_memory,
+)
 from hangdoctor.analysis.charges import (
     CPU_PHASE_SHARE,
     SLOW_CAUSES,
@@ -15,8 +20,9 @@ from hangdoctor.analysis.charges import (
     undecided,
 )
 from hangdoctor.analysis.findings import Finding
-from hangdoctor.analysis.progress import describe_progress
-from hangdoctor.case import Movement
+from hangdoctor.analysis.progress import PAGES_UNIT, describe_progress
+from hangdoctor.case import Movement, ThreadTrack
+from hangdoctor.model import Activity, SpinSample
 from hangdoctor.report import Cause, Confidence, Kind, Progress, ProgressClass
 
 
@@ -74,11 +80,11 @@ def is_in_known_phase(charge: Charge) -> Finding | None:
 def _computes_in_one_place(charge: Charge) -> bool:
     """A long loop in C: all looks meet the same line, and sampling says that it is no tight spin."""
     track = charge.suspect.track
-    spin = track.last.thread.spin if track is not None else None
+    spin = _best_sample(track) if track is not None else None
     return (
         movement(charge.suspect) is Movement.BUSY
         and spin is not None
-        and spin.samples >= SPIN_SAMPLES
+        and spin.samples >= WORK_SAMPLES
         and spin.recurrence < SPIN_RECURRENCE / 2
     )
 
@@ -104,8 +110,17 @@ def _within_budget(charge: Charge, cause: Cause) -> Finding:
     )
 
 
+def _best_sample(track: ThreadTrack) -> SpinSample | None:
+    """Of the samples before each look the largest: on a starved host a thread may hardly run in the last pause."""
+    samples = [v.thread.spin for v in track.views if v is not None and v.thread.spin is not None]
+    return max(samples, key=lambda spin: spin.samples, default=None)
+
+
 def spins(charge: Charge) -> Finding | None:
-    if charge.suspect.track is None or not is_spinning(charge.suspect.track.last.thread):
+    track = charge.suspect.track
+    if track is None or track.last.activity not in (Activity.RUN, Activity.SPIN):
+        return None
+    if not is_spin(_best_sample(track)):
         return None
     return Finding(
         Kind.HUNG,
@@ -132,14 +147,9 @@ def computes(charge: Charge) -> Finding | None:
     track = charge.suspect.track
     if track is None or demand(charge.suspect) < CPU_PHASE_SHARE:
         return None
-    spin = track.last.thread.spin
     busy = f"it uses {100 * demand(charge.suspect):.0f} % of a core"
-    if (
-        movement(charge.suspect) is Movement.MOVING
-        and spin is not None
-        and spin.recurrence < SPIN_RECURRENCE / 2
-    ):
-        because = f"{busy}, its stack changes and its registers do not repeat: it computes"
+    because = _work_shown(track, busy)
+    if because is not None:
         return Finding(
             Kind.SLOW,
             Confidence.LIKELY,
@@ -158,3 +168,33 @@ def computes(charge: Charge) -> Finding | None:
         decider="native frames, or a longer look at what its data does",
         command="hangdoctor attach {pid} --native --interval 30",
     )
+
+
+def _work_shown(track: ThreadTrack, busy: str) -> str | None:
+    """Why a busy thread computes rather than spins; ``None`` when that cannot be told."""
+    spin = _best_sample(track)
+    if spin is None or spin.recurrence >= SPIN_RECURRENCE / 2:
+        return None
+    walks = walks_through_memory(spin)
+    if walks:
+        return (
+            f"{busy} and its registers lead through {spin.pages} pages of memory, ever new ones: it computes"
+        )
+    if walks is None and track.movement is Movement.MOVING:
+        return f"{busy}, its stack changes and its registers do not repeat: it computes"
+    return None
+
+
+def takes_pages_in(charge: Charge) -> Finding | None:
+    """Its data does not fit into memory: every few instructions it waits for a page, and gets it."""
+    track, progress = charge.suspect.track, charge.suspect.member.progress
+    if not charge.is_waited_for or track is None or track is not charge.suspect.member.lead:
+        return None
+    if progress.unit != PAGES_UNIT or track.movement is Movement.STILL:
+        return None
+    load = charge.case.capture.snapshots[-1].load
+    pressure = load.memory_pressure_percent if load is not None else None
+    because = f"it {progress.what}, {progress.rate:.0f} a second: what it works on does not fit into memory"
+    if pressure:
+        because += f" (memory pressure {pressure:.0f} %)"
+    return Finding(Kind.SLOW, Confidence.LIKELY, Cause.LAGGARD, because, (charge.suspect,), progress)

@@ -23,6 +23,8 @@ from hangdoctor.model import Capture, Gap, Snapshot, SpinSample, Target, Tool
 
 SPARE_S = 0.5
 """Of a pause, left over when it is used for sampling: a starved host must not delay the next look."""
+LEAST_SPIN_S = 0.6
+"""Unless there is no sample yet. On a busy host looks fill the pauses, and that is where spins are found."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -91,6 +93,7 @@ class _Run:
         self._snapshots: list[Snapshot] = []
         self._look: Look | None = None
         self._spins: Mapping[int, SpinSample] = {}
+        self._was_sampled = False
         self._asked_ras_at = float("-inf")
         program = find_py_spy()
         self._program = program if isinstance(program, PySpy) else None
@@ -143,7 +146,9 @@ class _Run:
         self._spins = {}
         if self._plan.use_spin and self._snapshots:
             spare = moment - time.monotonic() - SPARE_S
-            self._spins = sample_hot_threads(self._snapshots[-1], spare)
+            least = 0.0 if self._was_sampled else LEAST_SPIN_S
+            self._spins = sample_hot_threads(self._snapshots[-1], max(spare, least))
+            self._was_sampled = self._was_sampled or bool(self._spins)
         time.sleep(max(0.0, moment - time.monotonic()))
 
     def capture(self) -> Capture:

@@ -5,6 +5,12 @@ its CPU time and copies the registers. A tight spin comes back to the same few r
 does not. Measured on 42 loads: no work above 0.18 (26 kinds), tight spins at 0.41-1.0 (7 kinds), and nine
 spins with a clock, a backoff or a Python call in the loop that look like work. So a high value says "spins"
 and a low one says nothing.
+
+What work does and a wait does not: it walks through memory. Registers hold pointers, and over 600 samples those of ten
+kinds of work (a full garbage collection, dequantization, sorting, parsing, hashing, matrix products) led into 278 to
+1464 pages, more than half of the later samples into a page not met before (0.43 to 0.99). Ten kinds of waiting in a
+loop kept to 16 to 108 pages (0.00 to 0.04); one that asks 200,000 objects in turn came to 271 (0.33). Work on few data
+(primes, small matrices) keeps to few pages, too, so that few pages again say nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +19,15 @@ import ctypes
 import mmap
 import os
 import platform
+import re
 import struct
 import time
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from hangdoctor.collect.procfs import PAGE_BYTES
 from hangdoctor.model import SpinSample
 
 MAX_THREADS = 64
@@ -38,21 +48,22 @@ _BUFFER_PAGES = 64
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """System call number, register mask, and which of the sampled registers is the program counter."""
+    """System call number, register mask, and which of the sampled registers are program counter and stack pointer."""
 
     syscall: int
     mask: int
     counter: int
+    stack: int
 
     @property
     def count(self) -> int:
         return bin(self.mask).count("1")
 
 
-# asm/perf_regs.h. x86: AX … SP, IP (8), R8-R15 (16-23), without flags and segments. arm64: X0-X30, SP, PC (32).
+# asm/perf_regs.h. x86: AX … SP (7), IP (8), R8-R15 (16-23), without flags and segments. arm64: X0-X30, SP, PC (32).
 _MACHINES = {
-    "x86_64": _Machine(298, 0xFF01FF, 8),
-    "aarch64": _Machine(241, (1 << 33) - 1, 32),
+    "x86_64": _Machine(298, 0xFF01FF, 8, 7),
+    "aarch64": _Machine(241, (1 << 33) - 1, 32, 31),
 }
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -85,10 +96,57 @@ def sample_spin(tids: Sequence[int], seconds: float) -> dict[int, SpinSample]:
         for event in events.values():
             event.close()
     return {
-        tid: SpinSample(len(found), round(measure_recurrence(found), 3))
+        tid: _summarize(tid, found, machine.stack)
         for tid, found in vectors.items()
         if len(found) >= MIN_SAMPLES
     }
+
+
+def _summarize(tid: int, vectors: Sequence[tuple[int, ...]], stack: int) -> SpinSample:
+    recurrence = round(measure_recurrence(vectors), 3)
+    try:
+        ranges = read_data_ranges(tid)
+    except OSError:
+        return SpinSample(len(vectors), recurrence)
+    reach = measure_reach(vectors, ranges, stack)
+    return SpinSample(len(vectors), recurrence, reach.pages, round(reach.new, 3))
+
+
+_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) .w.. \S+ \S+ \S+ *(?!\[stack\]|\[v)[^\n]*$", re.M)
+
+
+def read_data_ranges(tid: int) -> list[tuple[int, int]]:
+    """Where data lies in the address space of a thread: start and end of all that may be written, in order.
+
+    Raises ``OSError``.
+    """
+    maps = Path(f"/proc/{tid}/maps").read_bytes()
+    return [(int(found[1], 16), int(found[2], 16)) for found in _MAPPING.finditer(maps)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far the pointers in sampled registers spread."""
+
+    pages: int
+    new: float
+    """0..1, share of the second half's samples with a page that the first half did not have."""
+
+
+def measure_reach(vectors: Sequence[tuple[int, ...]], ranges: Sequence[tuple[int, int]], stack: int) -> Reach:
+    """Pages of ``ranges`` (sorted) that registers point into, without the range that the stack pointer is in."""
+    starts = [start for start, _ in ranges]
+
+    def find(value: int) -> int | None:
+        index = bisect_right(starts, value) - 1
+        return index if index >= 0 and value < ranges[index][1] else None
+
+    own = {find(vector[stack]) for vector in vectors} | {None}
+    pages = [{v // PAGE_BYTES for v in vector if find(v) not in own} for vector in vectors]
+    middle = len(pages) // 2
+    first = set().union(*pages[:middle])
+    later = [bool(touched - first) for touched in pages[middle:]]
+    return Reach(len(first.union(*pages[middle:])), sum(later) / len(later) if later else 0.0)
 
 
 def measure_recurrence(vectors: Collection[tuple[int, ...]]) -> float:

@@ -92,7 +92,8 @@ class LockWait:
     """The lock a thread waits for, read from the target's memory, and who holds it where that is recorded."""
 
     kind: str
-    """``mutex``, ``rwlock``, ``threading.Lock``, ``threading.RLock``, ``gil``, ``mp.Lock``, ``thread.join``;
+    """``mutex``, ``rwlock``, ``threading.Lock``, ``threading.RLock``, ``gil``, ``mp.Lock``, ``import lock``,
+    ``thread.join``;
     without an owner by nature: ``condition``, ``semaphore``, ``mp.Semaphore``."""
     address: int
     owner_tid: int | None = None
@@ -103,6 +104,8 @@ class LockWait:
     is_orphaned: bool = False
     """Locked, and the owner it records is no thread of this process: copied by fork while it was held, or its
     holder ended."""
+    readers: int | None = None
+    """Of a ``rwlock`` that readers hold: how many; who they are is recorded nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
