@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from hangdoctor import rendezvous
 from hangdoctor.collect import deadline, processes, procfs
 from hangdoctor.collect.listeners import find_listeners
 from hangdoctor.collect.procfs import Stat
-from hangdoctor.collect.tree import Member, Tree, is_own
+from hangdoctor.collect.tree import Member, Tree, is_own, own_ancestors
 from hangdoctor.errors import NotPermitted, TargetNotFound, WrongUsage
 from hangdoctor.knowledge import Knowledge
 from hangdoctor.knowledge.catalogue import RoleKind, RoleMatch
@@ -36,23 +37,30 @@ _TEST_RUNNER = re.compile(r"(^|[/ ])(pytest|py\.test|tox|nox)( |$)|-m (pytest|un
 _MULTIPROCESSING = re.compile(r"from multiprocessing[. ]")
 _SUPPORT = frozenset(("build", "launch", "python", "torch"))
 """Knowledge files whose roles occur below any server and name none."""
+_LOOKS_TOO = re.compile(r"(?:^|[/ ])hangdoctor(?:-\w+)? (?:attach|collect|watch)\b")  # for the same pattern
 _NO_SECRETS = re.compile(r"^[\w./:@+-]+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for: one of the three, or nothing at all (the only server there is)."""
+    """What the user asked for: one of the four, or nothing at all (the only server there is)."""
 
     pid: int | None = None
     name: str | None = None
     """Regular expression over command lines and titles."""
     port: int | None = None
+    rendezvous: str | None = None
+    """``host:port`` at which the ranks of the job meet."""
+    is_of_many: bool = False
+    """The job is looked at on other hosts too: all that meets at its address belongs to it, whoever started it."""
 
     @property
     def words(self) -> str:
         """As the user would recognise it."""
         if self.pid is not None:
             return f"pid {self.pid}"
+        if self.rendezvous is not None:
+            return f"--rendezvous {self.rendezvous}"
         if self.name is not None:
             return f"--name {self.name}"
         return f"--port {self.port}" if self.port is not None else "the only server on this machine"
@@ -60,22 +68,37 @@ class Request:
 
 def find_tree(request: Request, knowledge: Knowledge) -> Tree:
     """The job that ``request`` means. Raises :class:`TargetNotFound`, :class:`NotPermitted`, :class:`WrongUsage`."""
-    if sum(value is not None for value in (request.pid, request.name, request.port)) > 1:
-        raise WrongUsage("give a pid, --name or --port, but only one of them")
+    targets = (request.pid, request.name, request.port, request.rendezvous)
+    if sum(value is not None for value in targets) > 1:
+        raise WrongUsage("give a pid, --name, --port or --rendezvous, but only one of them")
     host = _Host(procfs.read_table(), knowledge)
+    if request.rendezvous is not None:
+        tree = host.grow_tree(_meeting(request.rendezvous, host), request.words, None)
+        return replace(tree, meeting=request.rendezvous)
+    tree = _find_tree(request, host)
+    meeting = host.meeting_of(tree.pids) if request.is_of_many else None
+    if meeting is None:
+        return tree
+    roots = [root for root in _meeting(meeting, host) if root not in tree.pids]
+    return replace(host.grow_tree([tree.root, *roots], request.words, tree.asked_pid), meeting=meeting)
+
+
+def _find_tree(request: Request, host: _Host) -> Tree:
     if request.pid is not None:
         pid = _check_pid(request.pid, host)
         root = host.find_root(pid)
         _check_zombie(pid, root, host)
-        return host.grow_tree(root, request.words, pid)
+        return host.grow_tree([root], request.words, pid)
     if request.name is not None:
         roots = host.find_roots(_match_name(request.name, host))
-        return host.grow_tree(_only(roots, request, host), request.words, None)
+        if len(roots) > 1 and request.is_of_many and host.meet_together(roots):
+            return host.grow_tree(roots, request.words, None)
+        return host.grow_tree([_only(roots, request, host)], request.words, None)
     if request.port is not None:
-        listening = _call(lambda: find_listeners(request.port or 0, list(host.table)))
-        roots = host.find_roots(listening)
-        return host.grow_tree(_only(roots, request, host), request.words, None)
-    return host.grow_tree(_only(host.find_servers(), request, host), request.words, None)
+        found = deadline.call(lambda: find_listeners(request.port or 0, list(host.table)), COMMANDS_S)
+        roots = host.find_roots([] if isinstance(found, deadline.Trouble) else found)
+        return host.grow_tree([_only(roots, request, host)], request.words, None)
+    return host.grow_tree([_only(host.find_servers(), request, host)], request.words, None)
 
 
 class _Host:
@@ -189,9 +212,24 @@ class _Host:
     def _is_alive(self, pid: int) -> bool:
         return self.table[pid].state not in "ZX"
 
-    def grow_tree(self, root: int, asked: str, asked_pid: int | None) -> Tree:
-        """The root and all its descendants, and the orphans that were part of it."""
-        pids = procfs.descend(self.table, [root])
+    def find_meeting_pids(self, address: str) -> list[int]:
+        self.read_commands(self.table)
+        return rendezvous.find_meeting_pids(address, self._commands)
+
+    def meeting_of(self, pids: Sequence[int]) -> str | None:
+        """Where the job of some processes meets, if another host could meet there, too."""
+        self.read_commands(pids)
+        return rendezvous.find_meeting(pids, self._commands)
+
+    def meet_together(self, roots: Sequence[int]) -> bool:
+        """Whether several roots are one job: ranks that nothing but their address holds together."""
+        first, *others = (self.meeting_of(procfs.descend(self.table, [root])) for root in roots)
+        return first is not None and all(meeting == first for meeting in others)
+
+    def grow_tree(self, roots: Sequence[int], asked: str, asked_pid: int | None) -> Tree:
+        """The roots and all their descendants, and the orphans that were part of the first."""
+        root = roots[0]
+        pids = procfs.descend(self.table, roots)
         orphans = [pid for pid in set(self.table).difference(pids) if self._is_orphan_of(pid, root)]
         pids = procfs.descend(self.table, [*pids, *sorted(orphans)])
         self.read_commands(pids)
@@ -293,6 +331,17 @@ def _is_inner_pid(pid: int, asked: int) -> bool:
     return status is not None and len(status.ns_pids) > 1 and status.ns_pids[-1] == asked
 
 
+def _meeting(address: str, host: _Host) -> list[int]:
+    """The roots of the job that meets at an address; there may be several: ranks that were started one by one."""
+    roots = host.find_roots(set(host.find_meeting_pids(address)) - own_ancestors())
+    if not roots:
+        raise TargetNotFound(
+            f"no process here meets at {address}, or its environment may not be read",
+            hint="Started as another user? Look as root. " + _suggest(host),
+        )
+    return roots
+
+
 def _match_name(pattern: str, host: _Host) -> list[int]:
     """Processes whose command line fits; not those above ourselves, whose command line holds the pattern too."""
     try:
@@ -300,20 +349,15 @@ def _match_name(pattern: str, host: _Host) -> list[int]:
     except re.error as error:
         raise WrongUsage(f"--name {pattern!r} is no regular expression: {error}") from error
     host.read_commands(host.table)
-    above = _own_ancestors()
+    above = own_ancestors()
     return [
         pid
         for pid, stat in host.table.items()
-        if pid not in above and not stat.is_kernel_thread and expression.search(host.line(pid))
+        if pid not in above
+        and not stat.is_kernel_thread
+        and expression.search(line := host.line(pid))
+        and not _LOOKS_TOO.search(line)
     ]
-
-
-def _own_ancestors() -> set[int]:
-    table, above, pid = procfs.read_table(), set[int](), os.getpid()
-    while pid in table and pid not in above:
-        above.add(pid)
-        pid = table[pid].ppid
-    return above
 
 
 def _only(roots: Sequence[int], request: Request, host: _Host) -> int:
@@ -354,8 +398,3 @@ def _describe(pid: int, host: _Host) -> str:
         words.append(word)
     server = role.role.server if role is not None and role.role.server not in _SUPPORT else "-"
     return f"  {pid:>7}  {server}  {' '.join(words)[:100]}"
-
-
-def _call(function: Callable[[], list[int]]) -> list[int]:
-    found = deadline.call(function, COMMANDS_S)
-    return [] if isinstance(found, deadline.Trouble) else found

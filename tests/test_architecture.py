@@ -19,9 +19,10 @@ FUNCTION_LINES = 40
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # Third-party and system modules that only some rooms may use. Paths are below hangdoctor/.
 RESERVED = {
+    "ClusterShell": ("cluster/",),
     "psutil": ("collect/", "discover", "demo/", "cli/"),
     "pynvml": ("collect/", "discover", "demo/", "cli/"),
-    "subprocess": ("collect/", "discover", "demo/", "cli/", "watching/hook"),
+    "subprocess": ("collect/", "discover", "demo/", "cli/", "watching/hook", "cluster/remote"),
     "rich": ("render/terminal", "watching/view", "cli/"),
     "click": ("cli/",),
 }

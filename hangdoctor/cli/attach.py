@@ -14,6 +14,10 @@ from hangdoctor.cli.group import State
 
 @click.pass_obj
 def _attach(state: State, /, **values: Any) -> int:
+    if values["hosts"] is not None:
+        from hangdoctor.cli.on_hosts import attach_on_hosts
+
+        return attach_on_hosts(values, state)
     from hangdoctor.cli.conversation import Conversation
 
     target = options.take(options.TargetChoice, values)
@@ -32,7 +36,7 @@ def _attach(state: State, /, **values: Any) -> int:
 
     refuse_overwriting(report.output, force=report.force)
     knowledge = load(talk.knowledge)
-    tree = find_tree(Request(target.pid, target.name, target.port), knowledge)
+    tree = find_tree(Request(target.pid, target.name, target.port, target.rendezvous), knowledge)
     path = bundle_path(keep, tree.root)
     looking = Looking(
         knowledge,
@@ -54,6 +58,8 @@ def _attach(state: State, /, **values: Any) -> int:
 
 
 def _first_words(target: options.TargetChoice) -> str:
+    if target.rendezvous is not None:
+        return f"Looking for the job that meets at {target.rendezvous} …"
     if target.pid is not None:
         return f"Looking at pid {target.pid} …"
     if target.name is not None or target.port is not None:
@@ -66,6 +72,7 @@ def _print_issue_command(state: State) -> None:
     state.say("To open an issue with this report (nothing has been sent):")
     state.say(
         f"  hangdoctor analyze {source} -f markdown -o - | gh issue create --title 'Hang: …' --body-file -"
+        *options.hosts_options(),
     )
 
 
@@ -90,7 +97,7 @@ COMMAND = Command(
     examples=(
         "hangdoctor attach 41822",
         "hangdoctor attach --port 30000 --detail | less -R",
-        "hangdoctor attach --name sglang --interval 30 -f markdown -o report.md",
+        "hangdoctor attach --hosts node[1-4] --name sglang -o report.md",
         "hangdoctor attach 41822 --json --no-bundle 2>/dev/null | jq .verdict.kind",
     ),
 )

@@ -14,6 +14,10 @@ from hangdoctor.cli.group import State
 
 @click.pass_obj
 def _collect(state: State, /, **values: Any) -> int:
+    if values["hosts"] is not None:
+        from hangdoctor.cli.on_hosts import collect_on_hosts
+
+        return collect_on_hosts(values, state)
     from hangdoctor.cli.conversation import Conversation
 
     target = options.take(options.TargetChoice, values)
@@ -28,11 +32,19 @@ def _collect(state: State, /, **values: Any) -> int:
 
     keep = options.KeepChoice(bundle=values["output"], no_bundle=False, force=values["force"])
     knowledge = load(talk.knowledge)
-    tree = find_tree(Request(target.pid, target.name, target.port), knowledge)
+    start_at = values["start_at"]
+    request = Request(
+        target.pid, target.name, target.port, target.rendezvous, is_of_many=start_at is not None
+    )
+    tree = find_tree(request, knowledge)
     path = bundle_path(keep, tree.root)
     looking = Looking(
         knowledge, conversation, state, strict=talk.redact == "strict", path=path, must_save=True
     )
+    if start_at is not None:
+        from hangdoctor.cli.starting import wait_for_start
+
+        wait_for_start(start_at, tree, state.say)
     taken = looking.take(tree, make_plan(look, knowledge), stops_early=False)
     if not taken.capture.snapshots:
         raise KeyboardInterrupt
@@ -47,11 +59,19 @@ COMMAND = Command(
     "several of one job, one a host, are merged. Secrets are masked before anything is written.",
     params=[
         *options.target_options(),
+        *options.hosts_options(),
         *options.look_options(),
         click.Option(
             ["-o", "--output"],
             metavar="FILE",
-            help="Save the capture here; '-' is standard output.  [default: hangdoctor-PID-TIME.hang]",
+            help="Save the capture here; '-' is standard output; with --hosts also DIR/, one file a host.  "
+            "[default: hangdoctor-PID-TIME.hang]",
+        ),
+        click.Option(
+            ["--start-at"],
+            metavar="TIME",
+            help="Begin the first look at this Unix time; '-' says on standard error when it could begin, and "
+            "reads the time from standard input.",
         ),
         options.force_option(),
         *options.talk_options(),
@@ -61,6 +81,7 @@ COMMAND = Command(
     examples=(
         "hangdoctor collect 41822",
         "hangdoctor collect --name vllm -o $(hostname).hang",
+        "hangdoctor collect --hosts node[1-4] --name sglang -o job.hang",
         "ssh node2 hangdoctor collect -q -o - > node2.hang",
     ),
 )

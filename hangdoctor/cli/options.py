@@ -69,10 +69,11 @@ class TargetChoice:
     pid: int | None
     name: str | None
     port: int | None
+    rendezvous: str | None = None
 
 
 def target_options() -> list[click.Parameter]:
-    """PID, --name and --port."""
+    """PID, --name, --port and --rendezvous."""
     return [
         click.Argument(["pid"], type=int, required=False, metavar="[PID]"),
         _option(
@@ -81,7 +82,45 @@ def target_options() -> list[click.Parameter]:
         _option(
             "--port", type=click.IntRange(1, 65535), metavar="N", help="The job that listens on this port."
         ),
+        _option(
+            "--rendezvous",
+            metavar="HOST:PORT",
+            help="The job whose ranks meet at this address (MASTER_ADDR).",
+        ),
     ]
+
+
+# -- on which hosts -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostsChoice:
+    """Where to look, and how to get there."""
+
+    hosts: str | None
+    via: str
+    fanout: int | None
+    connect_timeout: float
+    host_timeout: float | None
+    remote_python: str | None
+
+
+def hosts_options() -> list[click.Parameter]:
+    """--hosts, --via, --fanout, --connect-timeout, --host-timeout and --remote-python."""
+    return [
+        _option("--hosts", metavar="NODESET",
+                help="Look on all these hosts at once: 'node[1-4]', '@group'. Needs hangdoctor[cluster]."),
+        _option("--via", metavar="HOW", default="ssh", show_default=True,
+                help="How to get there: ssh, srun, kubectl or docker, each with options of its own, or exec:TEMPLATE."),
+        _option("--fanout", type=click.IntRange(1, 65536), metavar="N",
+                help="So many hosts at once.  [default: all, for they are to be looked at together]"),
+        _option("--connect-timeout", type=click.FloatRange(0.5, 600), metavar="S", default=10.0, show_default=True,
+                help="Seconds after which a host that does not answer is given up."),
+        _option("--host-timeout", type=click.FloatRange(1, 7200), metavar="S",
+                help="Seconds that the looks may take on a host.  [default: what they should take, and 40]"),
+        _option("--remote-python", metavar="COMMAND",
+                help="Python on the hosts: '/opt/venv/bin/python', 'sudo -n python3'.  [default: the first from 3.10]"),
+    ]  # fmt: skip
 
 
 # -- how to look ----------------------------------------------------------------------------------

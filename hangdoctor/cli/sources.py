@@ -46,6 +46,8 @@ SOURCES = (
     Source("ncclras", "which ranks NCCL misses and how far each communicator is", "--ras",
            "Ranks on other hosts are not seen. Querying has crashed jobs with NCCL 2.26 to 2.29, so it is optional.",
            ("ras",)),
+    Source("cluster", "what other hosts of the job send when they are asked", "--hosts",
+           "Ranks on that host are not seen, and waits for them end at the host. `hangdoctor check --hosts HOST`."),
     Source("parser", "dumps and logs given to `hangdoctor analyze`", "offline",
            "The lines that it names were skipped."),
     Source("strace", "system calls in a trace given to `hangdoctor analyze`", "offline",

@@ -81,7 +81,7 @@ def _watch(state: State, /, **values: Any) -> int:
     conversation = Conversation(state.say, quiet=talk.quiet, verbosity=talk.verbose)
     knowledge = load(talk.knowledge)
     orders = _orders(choice, knowledge, strict=talk.redact == "strict")
-    tree = find_tree(Request(target.pid, target.name, target.port), knowledge)
+    tree = find_tree(Request(target.pid, target.name, target.port, target.rendezvous), knowledge)
     watch, folder = _make(choice, orders, tree, knowledge, conversation.tell, strict=talk.redact == "strict")
     state.bundle = str(folder / "watch.hang")
     conversation.tell(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hangdoctor.collect.deadline import helper_pids
-from hangdoctor.collect.procfs import Stat, descend
+from hangdoctor.collect.procfs import Stat, descend, read_table
 
 _TOOLS = frozenset(("py-spy", "hangdoctor"))
 """Ours, or a colleague's who looks at the same server at the same time."""
@@ -32,6 +32,8 @@ class Tree:
     server: str | None = None
     asked_pid: int | None = None
     """The process that was meant, when the user named one."""
+    meeting: str | None = None
+    """``host:port`` at which its ranks meet, where that was asked for."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -42,6 +44,15 @@ def is_own(stat: Stat) -> bool:
     """Whether a process is this one, one of its helpers, or a tool of the same kind. (Not: any child of this
     one, for a demo or a test watches its own children.)"""
     return stat.pid == os.getpid() or stat.pid in helper_pids() or stat.comm in _TOOLS
+
+
+def own_ancestors() -> set[int]:
+    """This process and those above it, whose command lines hold the pattern that is looked for, too."""
+    table, above, pid = read_table(), set[int](), os.getpid()
+    while pid in table and pid not in above:
+        above.add(pid)
+        pid = table[pid].ppid
+    return above
 
 
 def grow(tree: Tree, table: Mapping[int, Stat]) -> Tree:

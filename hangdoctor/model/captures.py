@@ -19,6 +19,8 @@ class FileLock:
     holder: int | None
     waiters: tuple[int, ...] = ()
     age_s: float | None = None
+    host: str | None = None
+    """Whose pids these are; set where captures of several hosts are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class LogTail:
     lines: tuple[str, ...]
     """The last lines, redacted, oldest first."""
     pids: tuple[int, ...] = ()
+    host: str | None = None
+    """Whose pids and whose path; set where captures of several hosts are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,14 @@ class Host:
     page_bytes: int | None = None
     access_tier: str | None = None
     """``none-attach``, ``attach``, ``root``: what the collectors were allowed to do."""
+    asked: str | None = None
+    """The name by which the user reached it (``--hosts``), which need not be its own."""
+    clock_offset_s: float | None = None
+    """How far its clock is ahead of that of the machine which asked all hosts."""
+    clock_uncertainty_s: float | None = None
+    """Half of the round trip in which the offset was measured."""
+    start_delay_s: float | None = None
+    """Between the agreed moment and its first look, by the clock of the machine which asked."""
 
 
 @dataclass(frozen=True, slots=True)
