@@ -12,6 +12,8 @@ from hangdoctor.analysis.charges import (
     stuck,
     undecided,
 )
+from hangdoctor.analysis.closed import why_nobody_is_left
+from hangdoctor.analysis.connections import remote_peer
 from hangdoctor.analysis.describe import name_frame, name_thread
 from hangdoctor.analysis.findings import Finding, Suspect
 from hangdoctor.analysis.gpu import GpuActivity
@@ -96,11 +98,17 @@ def waits_for_lock(charge: Charge) -> Finding | None:
             ),
             confidence=Confidence.CERTAIN,
         )
+    closed = why_nobody_is_left(charge.suspect.member)
+    if closed is not None:
+        return replace(stuck(charge, Cause.LOCK_HELD, closed), confidence=Confidence.CERTAIN)
     if lock is not None and lock.kind == "thread.join":
         return None
     aspect = charge.suspect.member.aspect if charge.suspect.track is charge.suspect.member.lead else None
     if movement(charge.suspect) is Movement.MOVING or (aspect is not None and aspect.waits_for == "thread"):
         return None  # joining a thread of its own is an ordinary way to spend a life
+    if lock is not None and lock.readers is not None:
+        readers = f"{lock.readers} reader{'s' if lock.readers != 1 else ''}"
+        return stuck(charge, Cause.LOCK_HELD, f"{readers} hold the lock, and who they are is not recorded")
     return stuck(charge, Cause.LOCK_HELD, "who holds the lock is not recorded")
 
 
@@ -173,7 +181,19 @@ def waits_for_storage(charge: Charge) -> Finding | None:
         )
     if movement(charge.suspect) in (Movement.MOVING, Movement.UNKNOWN):
         return None
-    return stuck(charge, Cause.IO_STUCK, "nothing arrives from storage")
+    call = track.last.thread.syscall
+    where = f" ({call.detail})" if call is not None and call.detail else ""
+    return stuck(charge, Cause.IO_STUCK, f"nothing arrives from storage{where}")
+
+
+def waits_for_another_host(charge: Charge) -> Finding | None:
+    """All waiting on this host ends at a connection to somewhere else."""
+    elsewhere = remote_peer(charge.suspect.member)
+    if elsewhere is None or charge.suspect.track is not charge.suspect.member.lead:
+        return None
+    if movement(charge.suspect) is not Movement.STILL or not charge.is_waited_for:
+        return None
+    return stuck(charge, Cause.MISSING_PEER, f"it waits for {elsewhere}")
 
 
 def idles_while_waited_for(charge: Charge) -> Finding | None:

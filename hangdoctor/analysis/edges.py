@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hangdoctor.analysis.connections import connection_edges
 from hangdoctor.analysis.dark import dark_edges
 from hangdoctor.analysis.identify import CHILD, FOREIGN
 from hangdoctor.analysis.standing import (
@@ -20,8 +21,8 @@ from hangdoctor.analysis.standing import (
 from hangdoctor.analysis.waits import Edge, EdgeKind, Node, lead_node
 from hangdoctor.case import Case, Member
 from hangdoctor.knowledge.catalogue import RoleKind, Stage
-from hangdoctor.model import Activity
-from hangdoctor.report import ProgressClass, Strength
+from hangdoctor.model import Activity, LockWait
+from hangdoctor.report import Strength
 
 _WAITING_KINDS = (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER)
 """A compiler that waits for its compiler, or a resource tracker for its parent, is nobody's news."""
@@ -41,7 +42,7 @@ def find_edges(case: Case) -> Iterator[Edge]:
         yield from _gpu_edges(case, member)
         yield from _phase_edges(case, member)
         yield from _child_edges(case, member)
-        yield from _connection_edges(case, member)
+        yield from connection_edges(case, member)
 
 
 # -- locks ---------------------------------------------------------------------------------------
@@ -50,9 +51,9 @@ def find_edges(case: Case) -> Iterator[Edge]:
 def _lock_edges(case: Case, member: Member) -> Iterator[Edge]:
     for track in member.threads:
         lock = track.last.thread.lock
-        if lock is None or lock.owner_tid is None or track.tid is None or not is_settled(track):
+        if lock is None or track.tid is None or not is_settled(track):
             continue
-        owner = _find_thread(case, member, lock.owner_pid, lock.owner_tid)
+        owner = _find_owner(case, member, lock)
         if owner is None or owner == Node(member.key, track.tid):
             continue
         strength = {"recorded": Strength.CERTAIN, "value-stack": Strength.LIKELY}.get(
@@ -66,6 +67,15 @@ def _lock_edges(case: Case, member: Member) -> Iterator[Edge]:
             f"{lock.address:#x}",
             strength,
         )
+
+
+def _find_owner(case: Case, member: Member, lock: LockWait) -> Node | None:
+    if lock.owner_tid is not None:
+        return _find_thread(case, member, lock.owner_pid, lock.owner_tid)
+    # Of a lock between processes the thread may have ended, or not be told.
+    host = member.key.host
+    owner = next((m for m in case.members if m.pid == lock.owner_pid and m.key.host == host), None)
+    return lead_node(owner) if owner is not None and owner is not member else None
 
 
 def _find_thread(case: Case, member: Member, pid: int | None, tid: int) -> Node | None:
@@ -215,7 +225,7 @@ def _unready(case: Case, member: Member) -> list[Member]:
     return unready or ranks
 
 
-# -- lock files, children, connections -----------------------------------------------------------
+# -- lock files, children ------------------------------------------------------------------------
 
 
 def _lock_file_edges(case: Case, member: Member) -> Iterator[Edge]:
@@ -297,40 +307,3 @@ def _child_edges(case: Case, member: Member) -> Iterator[Edge]:
                 child.last.comm,
                 Strength.LIKELY,
             )
-
-
-def _connection_edges(case: Case, member: Member) -> Iterator[Edge]:
-    """A blocking read on a pipe or socket whose other end is a member of the job."""
-    lead = member.lead
-    call = lead.last.thread.syscall if lead else None
-    if lead is None or call is None or call.fd is None or lead.last.activity is not Activity.WAIT_PEER:
-        return
-    if member.progress.kind is ProgressClass.PROOF:
-        return  # what it reads arrives: it is slow, not blocked
-    process = member.last
-    ends: set[int] = set()
-    for file in process.files:
-        if file.fd == call.fd:
-            ends.update(file.other_end)
-    for socket in process.sockets:
-        if socket.fd == call.fd:
-            ends.update(socket.peers)
-    ends.discard(member.pid)
-    if member.kind is RoleKind.LAUNCHER:
-        return  # it listens to its children as long as they live
-    holders = [
-        m for m in case.members if m.pid in ends and (m.kind in _WAITING_KINDS or m.role in (CHILD, FOREIGN))
-    ]
-    strength = Strength.LIKELY if len(holders) == 1 else Strength.POSSIBLE
-    for holder in holders:
-        yield Edge(
-            EdgeKind.CONNECTION,
-            lead_node(member),
-            lead_node(holder),
-            f"in {call.name}",
-            call.target,
-            strength,
-        )
-
-
-# -- graph ---------------------------------------------------------------------------------------

@@ -102,6 +102,8 @@ def _cite_track(book: EvidenceBook, case: Case, who: str, track: ThreadTrack) ->
         holder = (
             f"held by thread {lock.owner_tid} ({lock.owner_how})" if lock.owner_tid else "holder not recorded"
         )
+        if lock.readers is not None:
+            holder = f"held by {lock.readers} readers, who are not recorded"
         ids.append(book.cite(who, "target memory", f"{lock.kind} at {lock.address:#x}, {holder}"))
     if thread.spin is not None:
         text = f"{100 * thread.spin.recurrence:.0f} % of {thread.spin.samples} register samples repeat"

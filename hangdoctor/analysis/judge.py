@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hangdoctor.analysis import blockages, polling, workings
 from hangdoctor.analysis.charges import Charge, movement
 from hangdoctor.analysis.findings import Finding, Suspect
+from hangdoctor.analysis.requests import takes_requests
 from hangdoctor.case import Movement
 from hangdoctor.knowledge.catalogue import Stage
 from hangdoctor.report import ProgressClass
@@ -31,6 +32,7 @@ _QUESTIONS: tuple[Callable[[Charge], Finding | None], ...] = (
     workings.computes,
     blockages.idles_while_waited_for,
     polling.delegates,
+    blockages.waits_for_another_host,
     blockages.stands_still,
     polling.polls,
     blockages.single_look,
@@ -39,7 +41,7 @@ _QUESTIONS: tuple[Callable[[Charge], Finding | None], ...] = (
 
 def judge(charge: Charge) -> Finding | None:
     """What can be said of one suspect; ``None`` when nothing about it is remarkable (it serves)."""
-    if _serves(charge.suspect):
+    if _serves(charge.suspect) or (not charge.is_waited_for and takes_requests(charge.suspect.member)):
         return None
     for question in _QUESTIONS:
         finding = question(charge)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hangdoctor.analysis.chains import tell_chain
 from hangdoctor.analysis.charges import SLOW_CAUSES
 from hangdoctor.analysis.describe import doing, name_member, name_thread
 from hangdoctor.analysis.edges import find_edges
@@ -68,6 +69,9 @@ def write_verdict(situation: Situation, book: EvidenceBook) -> tuple[Verdict, Fi
     victims = _victims(situation, finding)
     if victims:
         cite_victims(book, fold_labels(m.label for m in victims), victims)
+    chain = tell_chain(situation, finding) if victims else None
+    if chain is not None:
+        book.cite("who waits for whom", "wait-for graph", chain)
     confidence = finding.confidence
     if finding.kind is Kind.HUNG and situation.case.look_count < 2 and not _needs_one_look(finding):
         confidence = Confidence.POSSIBLE

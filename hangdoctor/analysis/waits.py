@@ -92,7 +92,8 @@ def build_graph(found: Iterable[Edge]) -> WaitGraph:
             graph[edge.waiter].append(edge.holder)
     cycles = find_cycles(graph)
     in_cycle = {node for cycle in cycles for node in cycle}
-    waiting = {e.waiter for e in edges}
+    # Who waits for another host is the end of what can be seen here.
+    waiting = {e.waiter for e in edges if e.holder is not None or e.kind is not EdgeKind.CONNECTION}
     held = [e.holder for e in edges if e.holder is not None]
     sinks = [node for node in dict.fromkeys(held) if node not in waiting and node not in in_cycle]
     return WaitGraph(edges, tuple(sinks), cycles)

@@ -1,0 +1,124 @@
+"""Who is at the other end of the pipe, the socket or the ZeroMQ connection that a process waits on.
+
+A descriptor handed on by fork makes every heir a possible end, so several are worth less than one. A set of
+descriptors is an OR and names nobody, with one exception: a ZeroMQ socket is read by an I/O thread, and its user sleeps
+on an eventfd that this thread signals; what the thread watches tells where a message can come from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hangdoctor.analysis.identify import CHILD, FOREIGN
+from hangdoctor.analysis.standing import is_idle, is_settled
+from hangdoctor.analysis.waits import Edge, EdgeKind, lead_node
+from hangdoctor.case import Case, Member
+from hangdoctor.knowledge.catalogue import RoleKind
+from hangdoctor.model import Activity, Process, Socket, Syscall
+from hangdoctor.report import ProgressClass, Strength
+
+_WAITING_KINDS = (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER)
+_ZMQ_THREAD = "ZMQbg/IO"
+"""libzmq names its threads so (src/ctx.cpp)."""
+_HERE = re.compile(r"^(127\.|0\.0\.0\.0|\[::1?\])")
+_TALKING = ("ESTABLISHED", "SYN_SENT", "CLOSE_WAIT")
+
+
+def connection_edges(case: Case, member: Member) -> Iterator[Edge]:
+    """A blocking read on a pipe or socket whose other end is a member of the job."""
+    call = _awaited_call(member)
+    if call is None or member.progress.kind is ProgressClass.PROOF or member.kind is RoleKind.LAUNCHER:
+        return  # what it reads arrives: slow, not blocked; a launcher listens to its children as long as they live
+    through_zmq = _is_zmq_wait(member.last, call)
+    holders = [
+        m
+        for m in case.members
+        if m.pid in _other_ends(member.last, call)
+        and m.key.host == member.key.host
+        and (m.kind in _WAITING_KINDS or m.role in (CHILD, FOREIGN))
+        and not (through_zmq and (is_idle(m) or _waits_for(m, member)))
+    ]
+    strength = Strength.LIKELY if len(holders) == 1 and not through_zmq else Strength.POSSIBLE
+    for holder in holders:
+        reason = "for a ZeroMQ message" if through_zmq else f"in {call.name}"
+        yield Edge(EdgeKind.CONNECTION, lead_node(member), lead_node(holder), reason, call.target, strength)
+    elsewhere = remote_peer(member)
+    if not holders and elsewhere is not None:
+        yield Edge(
+            EdgeKind.CONNECTION, lead_node(member), None, f"in {call.name}", elsewhere, Strength.LIKELY
+        )
+
+
+def remote_peer(member: Member) -> str | None:
+    """``10.0.0.7:29500 (torch's store)``, not on this host, where its lead waits for exactly that connection."""
+    call = _awaited_call(member)
+    if call is None:
+        return None
+    process = member.last
+    remotes = {
+        s.remote
+        for s in process.sockets
+        if s.fd == call.fd and s.remote and not s.peers and s.state in _TALKING and _is_elsewhere(s)
+    }
+    if not remotes and call.name == "connect" and call.target and re.search(r":\d+$", call.target):
+        remotes = {call.target} if not _HERE.match(call.target) else set()
+    if len(remotes) != 1:
+        return None
+    remote = remotes.pop()
+    service = _service(process, remote)
+    return f"{remote}{f' ({service})' if service else ''}, which is not on this host"
+
+
+def _is_elsewhere(socket: Socket) -> bool:
+    """An address that is also our own end's is this host, also where the process behind it was not found."""
+    remote, local = socket.remote or "", socket.local or ""
+    if not socket.family.startswith("tcp") or _HERE.match(remote):
+        return False
+    return remote.rpartition(":")[0] != local.rpartition(":")[0]
+
+
+def _service(process: Process, remote: str) -> str | None:
+    """What is known to listen there, from the environment that the job was started with."""
+    environ = process.environ or {}
+    port = remote.rpartition(":")[2]
+    if port and port == environ.get("MASTER_PORT"):
+        return "the job's master: torch's store"
+    bootstrap = environ.get("NCCL_COMM_ID", "")
+    return "NCCL's bootstrap" if bootstrap and bootstrap == remote else None
+
+
+def _awaited_call(member: Member) -> Syscall | None:
+    lead = member.lead
+    call = lead.last.thread.syscall if lead is not None else None
+    if lead is None or call is None or lead.last.activity is not Activity.WAIT_PEER:
+        return None
+    return call
+
+
+def _is_zmq_wait(process: Process, call: Syscall) -> bool:
+    """In a poll on nothing but eventfds, in a process with ZeroMQ's I/O threads."""
+    kinds = {file.fd: file.kind for file in process.files}
+    waited = call.fds or (() if call.fd is None else (call.fd,))
+    is_signalled = (call.target or "").startswith("eventfd") or (
+        bool(waited) and all(kinds.get(fd) == "eventfd" for fd in waited)
+    )
+    return is_signalled and any((t.comm or "").startswith(_ZMQ_THREAD) for t in process.threads)
+
+
+def _other_ends(process: Process, call: Syscall) -> set[int]:
+    """Pids, without its own."""
+    if _is_zmq_wait(process, call):
+        calls = [t.syscall for t in process.threads if (t.comm or "").startswith(_ZMQ_THREAD)]
+        fds = {fd for watched in calls if watched is not None for fd in watched.fds}
+    else:
+        fds = set() if call.fd is None else {call.fd}
+    ends = {pid for file in process.files if file.fd in fds for pid in file.other_end}
+    ends |= {pid for socket in process.sockets if socket.fd in fds for pid in socket.peers}
+    return ends - {process.pid}
+
+
+def _waits_for(other: Member, member: Member) -> bool:
+    """Whether both listen to each other: an idle pair looks like this, and a lost message too."""
+    call = _awaited_call(other)
+    return call is not None and is_settled(other.lead) and member.pid in _other_ends(other.last, call)
