@@ -24,6 +24,17 @@ def read_attributes(interpreter: Interpreter, memory: Memory, instance: int) -> 
         return ()
 
 
+def read_int(interpreter: Interpreter, memory: Memory, address: int) -> int | None:
+    """A positive ``int`` of two digits of 30 bits, as thread idents are; ``None`` for everything else."""
+    try:
+        size, first, second = memory.unpack("QII", address + 16)
+    except OSError:
+        return None
+    # 3.12 keeps the number of digits above three bits of flags; before, it is the size itself.
+    digits = size >> 3 if interpreter.version >= (3, 12) else size
+    return first | second << 30 if digits == 2 else None
+
+
 def _locate(interpreter: Interpreter, memory: Memory, instance: int) -> tuple[int, int] | None:
     """Address and number of the values."""
     if interpreter.version == (3, 10):

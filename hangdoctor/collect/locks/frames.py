@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hangdoctor.collect.locks.interpreter import Interpreter, ThreadState
 from hangdoctor.collect.locks.layouts import FRAME_SHIM, FrameLayout, OldFrameLayout
 from hangdoctor.collect.locks.lines import find_line
-from hangdoctor.collect.memory import Memory
+from hangdoctor.collect.memory import PAGE, Memory
 
 MAX_FRAMES = 512
 """A thread; a server's deepest stacks have about 150."""
@@ -26,6 +26,7 @@ _MAX_TABLE_BYTES = 1 << 16
 _ASCII_DATA = 40
 """Of a compact ASCII ``str`` (PyASCIIObject); 48 in 3.10 and 3.11, which also keep wstr."""
 _STATE, _TEXT_BYTES = 32, 1024
+_WORD = struct.Struct("<Q")
 TAG_BITS = 7
 """3.14 keeps reference-counting tags in the low bits of what is on a stack; objects are 8-aligned or better."""
 
@@ -73,11 +74,15 @@ class FrameReader:
         self._places: dict[tuple[int, int], Place] = {}
         self._texts: dict[int, str] = {}
 
-    def walk(self, thread: ThreadState) -> Iterator[Frame]:
-        """Innermost first. Ends early where the chain is torn (the thread runs)."""
+    def walk(self, thread: ThreadState, *, only_blocks: bool = False) -> Iterator[Frame]:
+        """Innermost first. Ends early where the chain is torn (the thread runs).
+
+        ``only_blocks``: frames of functions without any ``with`` or ``try`` may be left out (20,000 frames of 480
+        threads in 40 ms instead of 100).
+        """
         try:
             if self._layout.frame is not None:
-                yield from self._walk(thread, self._layout.frame)
+                yield from self._walk(thread, self._layout.frame, only_blocks=only_blocks)
             elif self._layout.old_frame is not None:
                 yield from self._walk_old(thread, self._layout.old_frame)
         except (OSError, struct.error):
@@ -142,22 +147,27 @@ class FrameReader:
             return ""
         return self._memory.read(address + data, min(length * width, _TEXT_BYTES)).decode(codec, "replace")
 
-    def _walk(self, thread: ThreadState, layout: FrameLayout) -> Iterator[Frame]:
-        memory = self._memory
+    def _walk(self, thread: ThreadState, layout: FrameLayout, *, only_blocks: bool) -> Iterator[Frame]:
+        memory, codes = self._memory, self._codes
+        pages, word, size = memory.pages, _WORD.unpack_from, layout.slots
+        at_code, at_instruction, at_previous = layout.code, layout.instruction, layout.previous
         address = memory.u64(thread.address + layout.current)
         if layout.via_cframe is not None:
             address = memory.u64(address + layout.via_cframe)
         for _ in range(MAX_FRAMES):
             if not address:
                 return
-            head = memory.read(address, layout.slots)
-            if head[layout.owner] < FRAME_SHIM:
-                code_address = int.from_bytes(head[layout.code : layout.code + 8], "little") & ~TAG_BITS
-                at = int.from_bytes(head[layout.instruction : layout.instruction + 8], "little")
-                code = self._code(code_address, layout)
-                if code is not None:
-                    yield self._frame(address, layout, code_address, code, at)
-            address = int.from_bytes(head[layout.previous : layout.previous + 8], "little")
+            # memory.read(), written out for the usual case: a third of the time of a walk.
+            head, at = pages.get(address & -PAGE), address & PAGE - 1
+            if head is None or at + size > PAGE:
+                head, at = memory.read(address, size), 0
+            if head[at + layout.owner] < FRAME_SHIM:
+                code_address = word(head, at + at_code)[0] & ~TAG_BITS
+                code = codes[code_address] if code_address in codes else self._code(code_address, layout)
+                if code is not None and (code.handlers or not only_blocks):
+                    instruction = word(head, at + at_instruction)[0]
+                    yield self._frame(address, layout, code_address, code, instruction)
+            address = word(head, at + at_previous)[0]
 
     def _frame(self, address: int, layout: FrameLayout, code_address: int, code: _Code, at: int) -> Frame:
         unit = (at - code.bytecode) // 2

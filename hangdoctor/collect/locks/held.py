@@ -56,9 +56,9 @@ class HolderSearch:
 
     def _claims(self, threads: Iterable[ThreadState], locks: Collection[int]) -> dict[int, frozenset[Block]]:
         """Lock to the blocks over it that are active and have not let go of it for the time being."""
-        memory = Memory(self._interpreter.memory.pid, BUDGET_BYTES)
+        memory = Memory(self._interpreter.memory.pid, BUDGET_BYTES, is_dense=True)
         reader = FrameReader(self._interpreter, memory)
-        stacks = {thread.tid: list(reader.walk(thread)) for thread in threads}
+        stacks = {thread.tid: list(reader.walk(thread, only_blocks=True)) for thread in threads}
         claims: dict[int, set[Block]] = {}
         for block, inner in self._list_blocks(memory, stacks):
             if block.is_condition:

@@ -21,6 +21,11 @@ _MAX_KIND = 1024
 _MAX_USERS = 1 << 20
 # A pthread_rwlock_t is waited for at its phase (+8) or its writers futex (+12); the writer's tid is at +24.
 _RWLOCK_WRITER_FROM_FUTEX = (16, 12)
+_WRITER_OFFSET = 24
+# The word at +0 of a pthread_rwlock_t (nptl/pthread_rwlock_common.c): bit 0 the phase (1: a writer's), bit 1 that a
+# writer has or wants it, bit 2 that readers wait, from bit 3 on how many readers there are.
+_WRITE_PHASE, _WRITE_LOCKED, _READER_SHIFT = 1, 2, 3
+_MAX_READERS = 1 << 16
 
 
 def find_native_waits(
@@ -69,14 +74,25 @@ def _classify_mutex(wait: FutexWait, after: bytes, inner_tids: Mapping[int, int]
 def _classify_rwlock(
     wait: FutexWait, before: bytes, after: bytes, inner_tids: Mapping[int, int]
 ) -> LockWait | None:
-    """Only a writer is recorded; while readers hold the lock nothing is said."""
+    """Only a writer is recorded; of readers that hold the lock, no more than their number is known."""
     whole = before + after
     for distance in _RWLOCK_WRITER_FROM_FUTEX:
+        address = wait.address + distance - _WRITER_OFFSET
         writer = _word(whole, _BEFORE + distance)
         tid = inner_tids.get(writer)
         if tid is not None and tid != wait.tid:
-            return LockWait("rwlock", wait.address + distance - 24, tid, owner_how="recorded")
+            return LockWait("rwlock", address, tid, owner_how="recorded")
+        word = _word(whole, _BEFORE + distance - _WRITER_OFFSET)
+        readers = word >> _READER_SHIFT
+        is_read_held = word & (_WRITE_PHASE | _WRITE_LOCKED) == _WRITE_LOCKED
+        if not writer and is_read_held and 1 <= readers < _MAX_READERS and _has_few_writers(whole, distance):
+            return LockWait("rwlock", address, readers=readers)
     return None
+
+
+def _has_few_writers(whole: bytes, distance: int) -> bool:
+    """Whether the count of waiting writers at +4 is one that threads could make up."""
+    return _word(whole, _BEFORE + distance - _WRITER_OFFSET + 4) < _MAX_USERS
 
 
 def _is_join(wait: FutexWait, after: bytes, inner_tids: Mapping[int, int]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hangdoctor.collect.locks.attributes import read_attributes, read_int
 from hangdoctor.collect.locks.frames import FrameReader
 from hangdoctor.collect.locks.futex import WAIT_BITSET, FutexWait
 from hangdoctor.collect.locks.held import BUDGET_BYTES, HolderSearch
@@ -41,6 +42,11 @@ class _Waiter:
     @property
     def is_threading(self) -> bool:
         return self.file.endswith("threading.py")
+
+    @property
+    def is_importlib(self) -> bool:
+        """Inside ``_ModuleLock.acquire``: another thread imports the module that this one wants."""
+        return self.function == "acquire" and self.file == "<frozen importlib._bootstrap>"
 
 
 def find_python_waits(
@@ -74,7 +80,7 @@ def _find_object_waits(
     waits: Sequence[FutexWait],
     native: Mapping[int, LockWait],
 ) -> dict[int, LockWait]:
-    memory = Memory(interpreter.memory.pid, BUDGET_BYTES)
+    memory = Memory(interpreter.memory.pid, BUDGET_BYTES, is_dense=True)
     waiters = _look_at_waiters(interpreter, memory, waits, native)
     objects = ObjectReader(interpreter, memory, regions)
     resolved = objects.resolve({value for waiter in waiters for value in waiter.values})
@@ -131,6 +137,9 @@ def _describe(interpreter: Interpreter, memory: Memory, waiter: _Waiter, lock: L
         if owner is None:
             return LockWait("threading.RLock", lock.address, is_orphaned=True)
         return LockWait("threading.RLock", lock.address, owner, owner_how="recorded")
+    if waiter.is_importlib:
+        owner = _find_importer(interpreter, memory, waiter)
+        return LockWait("import lock", lock.address, owner, owner_how="recorded" if owner else None)
     if waiter.is_threading and waiter.function == "wait":
         # Condition.wait (so also Event, Queue, Semaphore, Barrier): a fresh lock that a notify releases.
         return LockWait("condition", lock.address)
@@ -138,6 +147,18 @@ def _describe(interpreter: Interpreter, memory: Memory, waiter: _Waiter, lock: L
         ended = _find_joined_thread(interpreter, memory, lock)
         return LockWait("thread.join", lock.address, ended, owner_how="recorded" if ended else None)
     return LockWait("threading.Lock", lock.address)
+
+
+def _find_importer(interpreter: Interpreter, memory: Memory, waiter: _Waiter) -> int | None:
+    """The thread whose ident a ``_ModuleLock``, the waiter's ``self``, has in its attribute ``owner``."""
+    attributes = read_attributes(interpreter, memory, waiter.values[0]) if waiter.values else ()
+    tids = {
+        tid
+        for at in attributes
+        if (ident := read_int(interpreter, memory, at)) and (tid := interpreter.tid_of(ident)) is not None
+    }
+    tids.discard(waiter.wait.tid)
+    return tids.pop() if len(tids) == 1 else None
 
 
 def _find_joined_thread(interpreter: Interpreter, memory: Memory, lock: LockObject) -> int | None:

@@ -89,7 +89,10 @@ def find_shared_waits(
 
 
 def _read_capacity(interpreter: Interpreter, memory: Memory, regions: Regions, wait: FutexWait) -> int | None:
-    """How many may hold it: 1 for a lock. From the SemLock object in the waiter's innermost frame."""
+    """How many may hold it: 1 for a lock. From the SemLock object in the waiter's innermost frame.
+
+    0 for the free places of a ``Queue``: those are counted down by who puts, and given back by who gets.
+    """
     thread = next((state for state in interpreter.threads if state.tid == wait.tid), None)
     if thread is None:
         return None
@@ -100,7 +103,9 @@ def _read_capacity(interpreter: Interpreter, memory: Memory, regions: Regions, w
         if value.type_name == SEMLOCK:
             handle, _, _, capacity, _ = _SEMLOCK.unpack(memory.fresh(value.manager + _HEADER, _SEMLOCK.size))
             if handle == wait.address:
-                return int(capacity)
+                function, file = reader.name_of(frame) if frame is not None else ("", "")
+                is_queue = function == "put" and file.endswith("multiprocessing/queues.py")
+                return 0 if is_queue else int(capacity)
     return None
 
 
