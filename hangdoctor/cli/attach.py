@@ -67,15 +67,6 @@ def _first_words(target: options.TargetChoice) -> str:
     return "Looking for the server on this machine …"
 
 
-def _print_issue_command(state: State) -> None:
-    source = state.bundle or "BUNDLE"
-    state.say("To open an issue with this report (nothing has been sent):")
-    state.say(
-        f"  hangdoctor analyze {source} -f markdown -o - | gh issue create --title 'Hang: …' --body-file -"
-        *options.hosts_options(),
-    )
-
-
 COMMAND = Command(
     name="attach",
     help="Say whether a running server or job is hung, slow, ready or cannot be told, and who holds it up.\n\n"
@@ -83,6 +74,7 @@ COMMAND = Command(
     "never stopped, signalled or written to. The capture is saved, so that it can be looked at again.",
     params=[
         *options.target_options(),
+        *options.hosts_options(),
         *options.look_options(),
         *options.keep_options(),
         *options.report_options(),
