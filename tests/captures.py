@@ -18,6 +18,7 @@ from hangdoctor.model import (
     IoCounters,
     LockWait,
     LogTail,
+    MappedFile,
     Method,
     OpenFile,
     Process,
@@ -77,8 +78,15 @@ class Looks:
     lock: LockWait | None = None
     spin: SpinSample | None = None
     extra_threads: tuple[Thread, ...] = ()
+    extra_cpu_s: float = 0.0
+    """CPU seconds that each of them uses per look."""
     files: Sequence[tuple[OpenFile, ...]] = ()
+    mapped: Sequence[tuple[MappedFile, ...]] = ()
     read_chars: Sequence[int] = ()
+    is_cached: bool = False
+    """What it reads is in memory already: none of it comes from storage."""
+    read_calls: Sequence[int] = ()
+    rss_bytes: Sequence[int] = ()
     faults: Sequence[tuple[int, int]] = ()
     flight: Sequence[tuple[FlightEntry, ...]] = ()
     present: Sequence[bool] = ()
@@ -105,6 +113,7 @@ class Looks:
             spin=self.spin,
         )
         reads = self.read_chars[index] if self.read_chars else 0
+        calls = self.read_calls[index] if self.read_calls else None
         minor, major = self.faults[index] if self.faults else (5000, 3)
         return Process(
             pid=self.pid,
@@ -113,18 +122,23 @@ class Looks:
             state=state,
             comm=self.comm,
             command=self.command,
-            threads=(main, *self.extra_threads),
+            threads=(main, *self._extras(index)),
             environ=self.environ or None,
-            io=IoCounters(reads, 0, reads, 0),
+            io=IoCounters(reads, 0, 0 if self.is_cached else reads, 0, calls),
             files=self.files[index] if self.files else (),
+            mapped=self.mapped[index] if self.mapped else (),
             minor_faults=minor,
             major_faults=major,
-            rss_bytes=1 << 30,
+            rss_bytes=self.rss_bytes[index] if self.rss_bytes else 1 << 30,
             user_ticks=int(100 * (100 + index * self.cpu_s)),
             system_ticks=0,
             flight=self.flight[index] if self.flight else (),
             versions={"python": "3.11"} if stack is not None else {},
         )
+
+    def _extras(self, index: int) -> tuple[Thread, ...]:
+        used_ns = int(1e9 * index * self.extra_cpu_s)
+        return tuple(replace(t, run_ns=(t.run_ns or 0) + used_ns) for t in self.extra_threads)
 
 
 def rank(number: int, world: int, stacks: Sequence[tuple[Frame, ...] | None], **facts: object) -> Looks:

@@ -13,7 +13,6 @@ from hangdoctor.analysis.gpu import GpuActivity
 from hangdoctor.analysis.loads import LOAD_RATE_BYTES_S
 from hangdoctor.analysis.progress import LEAST_STREAM_BYTES_S, describe_progress
 from hangdoctor.case import Case, Member, ThreadTrack, ThreadView, naming_frame
-from hangdoctor.knowledge.catalogue import RoleKind
 from hangdoctor.model import Activity, Process
 from hangdoctor.report import Cause, Confidence, Kind, ProgressClass
 
@@ -31,11 +30,7 @@ def delegates(charge: Charge) -> Finding | None:
     for child in below:
         if child.progress.kind is ProgressClass.PROOF:
             return moving_after_all(charge, child.progress)
-    busy = [
-        child
-        for child in below
-        if (child.cpu_share or 0.0) > RESTING_CPU_SHARE or _takes_in(charge.case, child)
-    ]
+    busy = [child for child in below if _works(charge.case, child)]
     if not busy:
         return None
     return undecided(
@@ -100,7 +95,11 @@ def _something_moves(charge: Charge, member: Member) -> bool:
     if gpu is not None and (gpu.activity is GpuActivity.COMPUTING or gpu.memory_grown_bytes):
         return True
     others = [track.demand_share or 0.0 for track in member.threads if track is not member.lead]
-    return sum(others) > RESTING_CPU_SHARE or _takes_in(case, member) or bool(_below(case, member))
+    return (
+        sum(others) > RESTING_CPU_SHARE
+        or _takes_in(case, member)
+        or any(_works(case, child) for child in _below(case, member))
+    )
 
 
 def _below(case: Case, member: Member) -> list[Member]:
@@ -113,11 +112,14 @@ def _below(case: Case, member: Member) -> list[Member]:
             m
             for m in case.members
             if m.last.ppid == parent.pid and m.key.host == parent.key.host and m not in found
-            if m.kind is not RoleKind.HELPER
         ]
         queue += children
         found += children
     return [m for m in found if None not in m.looks and m.last.state not in ("Z", "X")]
+
+
+def _works(case: Case, child: Member) -> bool:
+    return (child.cpu_share or 0.0) > RESTING_CPU_SHARE or _takes_in(case, child)
 
 
 def _takes_in(case: Case, member: Member) -> bool:

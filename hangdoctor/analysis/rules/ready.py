@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hangdoctor.analysis.findings import Finding, Rule, Situation
 from hangdoctor.analysis.folding import fold_labels
+from hangdoctor.analysis.requests import takes_requests
 from hangdoctor.analysis.standing import is_idle, is_stopped
 from hangdoctor.case import Case, Member, Movement
 from hangdoctor.knowledge.catalogue import RoleKind, Stage
@@ -50,6 +51,8 @@ def _serves(member: Member) -> bool:
     is_proven = member.progress.kind is ProgressClass.PROOF
     if is_proven and member.progress.unit == "collectives/s":
         return True  # a training loop: whatever its frames are called, collectives finish
+    if takes_requests(member):
+        return True
     if phase is None or phase.stage not in (Stage.SERVING, Stage.IDLE):
         return False
     return lead.movement in (Movement.MOVING, Movement.CYCLING) or is_proven

@@ -1,0 +1,31 @@
+"""Whether a worker takes one request after the other, in a server of which nothing is known."""
+
+from __future__ import annotations
+
+from hangdoctor.analysis.progress import LEAST_MESSAGES_S
+from hangdoctor.case import Member, Movement
+from hangdoctor.model import Activity, Process
+
+
+def takes_requests(member: Member) -> bool:
+    """Met in its queue at one look and at work at another, while messages came in during every pause.
+
+    A worker that is stuck in a request has stood in its queue before, too; but it reads nothing any more.
+    """
+    lead = member.lead
+    if lead is None or lead.movement not in (Movement.MOVING, Movement.CYCLING) or None in lead.views:
+        return False
+    if not any(view is not None and view.activity is Activity.WAIT_WORK for view in lead.views):
+        return False
+    return bool(lead.windows) and all(
+        _reads(before, after, window.seconds)
+        for before, after, window in zip(member.looks[:-1], member.looks[1:], lead.windows, strict=True)
+    )
+
+
+def _reads(before: Process | None, after: Process | None, seconds: float) -> bool:
+    if before is None or after is None or before.io is None or after.io is None or not seconds:
+        return False
+    if before.io.read_calls is None or after.io.read_calls is None:
+        return False
+    return (after.io.read_calls - before.io.read_calls) / seconds >= LEAST_MESSAGES_S
