@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -254,6 +253,7 @@ def clock_after(
     readings = [dict.fromkeys(idle_ticks, 0), idle_ticks]
     monkeypatch.setattr(schedclock, "_idle_ticks", lambda: readings.pop(0))
     monkeypatch.setattr(schedclock.time, "monotonic", lambda: 2000.0 - seconds)
+    monkeypatch.setattr(schedclock._last, "at", 0.0)
     clock = SchedulerClock()
     monkeypatch.setattr(schedclock.time, "monotonic", lambda: 2000.0)
     return clock
@@ -269,7 +269,7 @@ def test_clocks_of_cpus_differ_and_are_read_where_the_thread_ran(monkeypatch: py
     assert clock.seconds_since(b"nothing of the kind", cpu=0) is None
 
 
-@pytest.mark.parametrize(("seconds", "ticks"), [(0.1, 0), (0.02, 2)], ids=["busy", "too-soon-to-tell"])
+@pytest.mark.parametrize(("seconds", "ticks"), [(0.1, 0), (0.02, 0)], ids=["busy", "busy-for-30-ms"])
 def test_a_cpu_that_may_have_no_time_is_not_visited(
     seconds: float, ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,11 +278,22 @@ def test_a_cpu_that_may_have_no_time_is_not_visited(
     assert clock.seconds_since(b"se.exec_start : 1985000.000000\n", cpu=0) is None
 
 
+def test_idle_time_counts_from_just_before_this_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look itself keeps the CPUs busy, which must not keep it from reading their clocks."""
+    monkeypatch.setattr(schedclock, "_read_clock_of", lambda cpu: 5_000.0)
+    monkeypatch.setattr(schedclock, "_idle_ticks", lambda: {0: 109})
+    monkeypatch.setattr(schedclock.time, "monotonic", lambda: 2000.0)
+    for age_s, is_visited in ((0.5, True), (600.0, False)):
+        monkeypatch.setattr(schedclock._last, "at", 2000.0 - age_s)
+        monkeypatch.setattr(schedclock._last, "idle", {0: 100})
+        clock = SchedulerClock()
+        answer = clock.seconds_since(b"se.exec_start : 1985000.000000\n", cpu=0)
+        assert answer == (10.0 if is_visited else None)
+
+
 def test_affinity_is_restored() -> None:
     allowed = os.sched_getaffinity(0)
     clock = SchedulerClock()
-    while time.monotonic() < clock._made_at + 2 * schedclock._SHORTEST_S:
-        pass
     sched, here = Path("/proc/thread-self/sched").read_bytes(), max(allowed)
     clock._welcoming = frozenset({here, 4095})
     assert clock.seconds_since(sched, cpu=here) is not None

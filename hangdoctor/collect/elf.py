@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -163,10 +163,8 @@ def find_symbols(
         if not is_candidate(os.path.basename(region.path)) or "r" not in region.permissions:
             continue
         try:
-            image = Image(memory, region.start)
-            for name in names:
-                if name not in found and (hit := image.find(name)) is not None:
-                    found[name] = Symbol(hit[0], hit[1], region.path)
+            for name, (offset, size) in _find_in_image(memory, region, tuple(names)).items():
+                found.setdefault(name, Symbol(region.start + offset, size, region.path))
         except (NotAnImage, FileNotFoundError):
             continue
         except OSError as error:
@@ -175,6 +173,32 @@ def find_symbols(
         if len(found) == len(names):
             break
     return found
+
+
+_Offsets = Mapping[bytes, tuple[int, int]]
+_known_images: dict[tuple[str, int, str, tuple[bytes, ...]], _Offsets] | None = None
+
+
+def remember_images() -> None:
+    """From now on, in this process, the symbols of a file are looked up once, for ranks load the same files.
+
+    For readers that live for one look: a file that is replaced later may get the same inode.
+    """
+    global _known_images
+    _known_images = {}
+
+
+def _find_in_image(memory: Memory, region: Region, names: tuple[bytes, ...]) -> _Offsets:
+    """Those of ``names`` that an image has: offset from its first byte in memory, and size."""
+    key = region.device, region.inode, region.path, names
+    if _known_images is not None and key in _known_images:
+        return _known_images[key]
+    image = Image(memory, region.start)
+    hits = {name: hit for name in names if (hit := image.find(name)) is not None}
+    offsets = {name: (address - region.start, size) for name, (address, size) in hits.items()}
+    if _known_images is not None:
+        _known_images[key] = offsets
+    return offsets
 
 
 _PROCESS_REFUSES = (1, 3, 13)

@@ -84,6 +84,11 @@ def read_gpus(
     return tuple(gpus), tuple(gaps)
 
 
+def has_driver() -> bool:
+    """Whether a driver will be asked, which takes its time; only looks for its files."""
+    return bool(_drivers())
+
+
 def _drivers() -> tuple[str, ...]:
     return tuple(vendor for vendor, paths in DRIVER_FILES.items() if any(map(os.path.exists, paths)))
 

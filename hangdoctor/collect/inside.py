@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from hangdoctor.collect.deadline import Trouble, call, each, patience, reader_count
+from hangdoctor.collect.deadline import Trouble, call, each, patience
 from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.flight import read_flight
 from hangdoctor.collect.locks import find_lock_waits
@@ -25,32 +25,33 @@ _SHORTEST_SPIN_S = 0.3
 _HOT_S = 0.02
 
 
-def add_locks(processes: Sequence[Process], limit_s: float) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
-    """The processes with the lock on every thread that waits for one, and whose memory did not answer."""
-    pids = tuple(process.pid for process in processes)
+def find_locks(pid: int, threads: Sequence[Thread], peers: Sequence[int]) -> dict[int, LockWait]:
+    """Tid to lock of the threads that wait for one. Behind a deadline. Raises ``OSError`` when memory may not be read.
 
-    def find(process: Process) -> dict[int, LockWait]:
-        found = find_lock_waits(process.pid, process.threads, peers=pids)
-        if not found:
-            ensure_readable(process.pid)
-        return found
+    ``peers`` are the processes of the job, which may hold a shared lock.
+    """
+    if not _wait_for_locks(threads):
+        return {}
+    found = find_lock_waits(pid, threads, peers=peers)
+    if not found:
+        ensure_readable(pid)
+    return found
 
-    asked = [process for process in processes if _waits_for_locks(process)]
+
+def add_locks(
+    processes: Sequence[Process], answers: Iterable[tuple[int, dict[int, LockWait] | Trouble]]
+) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
+    """The processes with the lock on every thread that waits for one, and whose memory did not answer.
+
+    ``answers``: what :func:`find_locks` said, by pid.
+    """
     locks: dict[int, dict[int, LockWait]] = {}
     gaps = []
-    patient = patience()
-    answers = each(
-        find,
-        asked,
-        item_s=LOCKS_S * patient,
-        total_s=min(limit_s, ALL_LOCKS_S * patient),
-        width=reader_count(),
-    )
-    for process, found in answers:
+    for pid, found in answers:
         if isinstance(found, Trouble):
-            gaps.append(_no_locks(process.pid, found))
+            gaps.append(_no_locks(pid, found))
         else:
-            locks[process.pid] = found
+            locks[pid] = found
     return tuple(_with_locks(process, locks.get(process.pid, {})) for process in processes), tuple(gaps)
 
 
@@ -63,10 +64,8 @@ def _no_locks(pid: int, trouble: Trouble) -> Gap:
     return Gap("locks", f"pid {pid}", reason, remedy)
 
 
-def _waits_for_locks(process: Process) -> bool:
-    return any(
-        thread.syscall is not None and thread.syscall.name.startswith("futex") for thread in process.threads
-    )
+def _wait_for_locks(threads: Sequence[Thread]) -> bool:
+    return any(thread.syscall is not None and thread.syscall.name.startswith("futex") for thread in threads)
 
 
 def _with_locks(process: Process, locks: Mapping[int, LockWait]) -> Process:

@@ -6,26 +6,22 @@ Every step has a deadline of its own and costs a gap at worst, so a look always 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hangdoctor.collect import dumps, host, inside, own_stacks, stacks
-from hangdoctor.collect.deadline import (
-    Clock,
-    Trouble,
-    call,
-    each,
-    patience,
-    reader_count,
-)
+from hangdoctor.collect.deadline import Clock, Trouble, call, patience, reader_count
 from hangdoctor.collect.denials import explain_denial
+from hangdoctor.collect.elf import remember_images
+from hangdoctor.collect.memory import remember_regions
 from hangdoctor.collect.plan import Plan
-from hangdoctor.collect.processes import merge_gaps, read_processes
-from hangdoctor.collect.procfs import Stat, list_tids, read_table
+from hangdoctor.collect.processes import ask_processes, merge_gaps, step_reader
+from hangdoctor.collect.procfs import Stat, list_tids, read_stat
 from hangdoctor.collect.pyspy import PySpy
 from hangdoctor.collect.ras_asking import ask_ras
+from hangdoctor.collect.readers import Answers, Readers
 from hangdoctor.collect.schedclock import SchedulerClock
-from hangdoctor.collect.surroundings import Surroundings, read_locks, read_logs
+from hangdoctor.collect.surroundings import FUNCTIONS, Surroundings
 from hangdoctor.collect.syscalls import decode_syscall
 from hangdoctor.collect.threads import ThreadTable, read_threads
 from hangdoctor.model import (
@@ -33,15 +29,28 @@ from hangdoctor.model import (
     Gap,
     Gpu,
     HostLoad,
+    LockWait,
     LogTail,
     Method,
     Process,
     RasAnswer,
     Snapshot,
+    Socket,
     SpinSample,
 )
 
 THREADS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A process whose threads, or the locks they wait for, are asked for."""
+
+    pid: int
+    sockets: tuple[Socket, ...] = ()
+    is_namespaced: bool = False
+    can_read_memory: bool = False
+    peers: tuple[int, ...] = ()
 
 
 class Look:
@@ -58,6 +67,8 @@ class Look:
         self.processes: tuple[Process, ...] = ()
         self.gaps: list[Gap] = []
         self._tables: dict[int, ThreadTable] = {}
+        self._stuck: set[int] = set()
+        """Processes whose threads could not be read at the first try."""
         self._gpus: tuple[Gpu, ...] = ()
         self._file_locks: tuple[FileLock, ...] = ()
         self._logs: tuple[LogTail, ...] = ()
@@ -71,27 +82,33 @@ class Look:
         ``visible`` are all pids of this machine; ``previous`` saves looking up what does not change.
         """
         known = {process.pid: process for process in previous.processes} if previous else {}
-        around = Surroundings([stat.pid for stat in stats], visible, use_gpu=self._plan.use_gpu)
+        read = step_reader(self._plan.is_env_allowed)
+        functions = (read, self._read_table, self._find_locks, *FUNCTIONS)
+        self._readers = Readers(functions, reader_count(), prepare=_remember)
+        pids = [stat.pid for stat in stats]
+        around = Surroundings(self._readers, pids, visible, use_gpu=self._plan.use_gpu)
         try:
             self._load = host.read_load()
-            processes, gaps = read_processes(stats, self._plan.is_env_allowed, known, self._clock.left())
+            processes, gaps = ask_processes(self._readers, read, stats, known, self._clock.left())
             self.gaps.extend(gaps)
             self.processes, gaps = around.add_connections(processes)
             self.gaps.extend(gaps)
-            self._read_threads()
-            self._read_stacks()
-            self._read_memory()
+            self._read_threads_and_stacks(around)
             self._ask_ras(previous)
-            self._file_locks, gaps = read_locks(self.processes)
-            self.gaps.extend(gaps)
-            self._logs, gaps = read_logs(self.processes, self._plan.logs)
-            self.gaps.extend(gaps)
-            self._gpus, gaps = around.take_gpus()
-            self.gaps.extend(gaps)
+            self._take_surroundings(around)
         finally:
             around.end()
+            self._readers.end()
         self._drop_the_gone()
         return self.snapshot()
+
+    def _take_surroundings(self, around: Surroundings) -> None:
+        self._file_locks, gaps = around.take_locks()
+        self.gaps.extend(gaps)
+        self._logs, gaps = around.take_logs()
+        self.gaps.extend(gaps)
+        self._gpus, gaps = around.take_gpus()
+        self.gaps.extend(gaps)
 
     def snapshot(self) -> Snapshot:
         """What has been seen so far."""
@@ -108,11 +125,29 @@ class Look:
             ras=self._ras,
         )
 
-    def _read_threads(self) -> None:
+    def _read_threads_and_stacks(self, around: Surroundings) -> None:
+        """The readers go on while py-spy runs, unless it may stop the target: that is not what a look is to see."""
+        living = [process for process in self.processes if _has_threads(process)]
+        tables = self._ask_tables(living, can_read_memory=True)
+        locks = self._ask_locks(living) if self._plan.use_locks else ()
+        around.ask_locks_and_logs(self.processes, self._plan.logs)
+        if self._plan.allow_pause:
+            self._take_threads(tables)
+            found = self._dump_stacks()
+        else:
+            try:
+                found = self._dump_stacks()
+            finally:
+                self._take_threads(tables)
+        self._take_stacks(found)
+        self._read_memory(locks)
+
+    def _take_threads(self, tables: Answers[_Wanted, ThreadTable]) -> None:
         """The thread tables; a process whose memory does not answer is asked again without reading it."""
-        living = {process.pid: process for process in self.processes if _has_threads(process)}
-        stuck = self._read_thread_tables(list(living.values()), can_read_memory=True)
-        self._read_thread_tables([living[pid] for pid in stuck], can_read_memory=False)
+        stuck = self._take_tables(tables)
+        if stuck:
+            again = [process for process in self.processes if process.pid in stuck]
+            self._take_tables(self._ask_tables(again, can_read_memory=False))
         now = time.time()
         self.processes = tuple(
             replace(process, threads=self._tables[process.pid].threads, taken_at=now)
@@ -121,37 +156,65 @@ class Look:
             for process in self.processes
         )
 
-    def _read_thread_tables(self, processes: Sequence[Process], *, can_read_memory: bool) -> list[int]:
-        def read(process: Process) -> ThreadTable:
-            pid, sockets = process.pid, process.sockets
-            return read_threads(
-                pid,
-                lambda line, wchan: decode_syscall(
-                    pid, line, can_read_memory=can_read_memory, wchan=wchan, sockets=sockets
-                ),
-                is_namespaced=process.ns_pid is not None,
-                clock=self._cpu_clocks,
-            )
-
-        stuck = []
+    def _ask_tables(
+        self, processes: Sequence[Process], *, can_read_memory: bool
+    ) -> Answers[_Wanted, ThreadTable]:
+        wanted = [
+            _Wanted(process.pid, process.sockets, process.ns_pid is not None, can_read_memory)
+            for process in processes
+        ]
         item_s = THREADS_S * patience()
         total_s = min(4 * item_s, self._clock.left())
-        for process, table in each(read, processes, item_s=item_s, total_s=total_s, width=reader_count()):
-            if isinstance(table, ThreadTable):
-                self._tables[process.pid] = table
-                self.gaps.extend(() if table.has_syscalls else (_no_syscalls(process.pid),))
-                continue
-            stuck.append(process.pid)
-            reason = f"reading its threads {table.reason}"
-            remedy = f"As root, see where they are held: cat /proc/{process.pid}/task/*/stack"
-            self.gaps.append(Gap("proc", f"pid {process.pid}", reason, remedy))
-        return stuck
+        return self._readers.ask(
+            self._read_table, wanted, item_s=item_s, total_s=total_s, belongs_to=lambda want: want.pid
+        )
 
-    def _read_stacks(self) -> None:
+    def _read_table(self, want: _Wanted) -> ThreadTable:
+        """In a reader, which keeps the table for :meth:`_find_locks`."""
+        table = read_threads(
+            want.pid,
+            lambda line, wchan: decode_syscall(
+                want.pid, line, can_read_memory=want.can_read_memory, wchan=wchan, sockets=want.sockets
+            ),
+            is_namespaced=want.is_namespaced,
+            clock=self._cpu_clocks,
+        )
+        self._tables[want.pid] = table
+        return table
+
+    def _take_tables(self, tables: Answers[_Wanted, ThreadTable]) -> set[int]:
+        """Stores the tables; returns the pids of those that did not come."""
+        for want, table in tables:
+            if isinstance(table, ThreadTable):
+                self._tables[want.pid] = table
+                self.gaps.extend(() if table.has_syscalls else (_no_syscalls(want.pid),))
+                continue
+            self._stuck.add(want.pid)
+            reason = f"reading its threads {table.reason}"
+            remedy = f"As root, see where they are held: cat /proc/{want.pid}/task/*/stack"
+            self.gaps.append(Gap("proc", f"pid {want.pid}", reason, remedy))
+        return self._stuck
+
+    def _ask_locks(self, processes: Sequence[Process]) -> Answers[_Wanted, dict[int, LockWait]]:
+        pids = tuple(process.pid for process in self.processes)
+        return self._readers.ask(
+            self._find_locks,
+            [_Wanted(process.pid, peers=pids) for process in processes],
+            item_s=inside.LOCKS_S * patience(),
+            total_s=min(self._clock.left(), inside.ALL_LOCKS_S * patience()),
+            belongs_to=lambda want: want.pid,
+            is_pointless=lambda stuck, later: isinstance(stuck, _Wanted) and stuck.pid == later.pid,
+        )
+
+    def _find_locks(self, want: _Wanted) -> dict[int, LockWait]:
+        """In a reader; one that took over from another has no table of its own."""
+        table = self._tables.get(want.pid) or self._read_table(want)
+        return inside.find_locks(want.pid, table.threads, want.peers)
+
+    def _dump_stacks(self) -> dumps.StackRun:
         """py-spy first; what it is missing for or cannot read, with the reader of our own."""
         if self._program is None:
-            self._take_stacks(own_stacks.read_stacks_of(self.processes, total_s=self._clock.left()))
-            return
+            return own_stacks.read_stacks_of(self.processes, total_s=self._clock.left())
         can_pause = self._plan.allow_pause
         found = dumps.dump_stacks(
             self._program, self.processes, total_s=self._clock.left(), can_pause=can_pause
@@ -159,8 +222,8 @@ class Look:
         left = [process for process in self.processes if process.pid in found.refused]
         own = own_stacks.read_stacks_of(left, total_s=self._clock.left())
         found.gaps = own_stacks.amend(found.gaps, own)
-        self._take_stacks(found)
-        self._take_stacks(replace(own, gaps=[]))
+        found.dumps.update(own.dumps)
+        return found
 
     def add_native(self, program: PySpy) -> Snapshot:
         """Replaces the stacks by ones with native frames, where they could be had."""
@@ -188,11 +251,11 @@ class Look:
         table = self._tables.get(pid)
         return [thread.tid for thread in table.threads if thread.tid is not None] if table else []
 
-    def _read_memory(self) -> None:
+    def _read_memory(self, locks: Iterable[tuple[_Wanted, dict[int, LockWait] | Trouble]]) -> None:
         self.processes = inside.add_spins(self.processes, self._spins)
-        if self._plan.use_locks:
-            self.processes, gaps = inside.add_locks(self.processes, self._clock.left())
-            self.gaps.extend(gaps)
+        answers = ((want.pid, answer) for want, answer in locks if want.pid not in self._stuck)
+        self.processes, gaps = inside.add_locks(self.processes, answers)
+        self.gaps.extend(gaps)
         if self._plan.use_flight:
             self.processes, gaps = inside.add_flight(self.processes, self._clock.left())
             self.gaps.extend(gaps)
@@ -205,17 +268,26 @@ class Look:
 
     def _drop_the_gone(self) -> None:
         """A process that ended before anything could be read of it is absent, and no gap either."""
-        table = read_table()
-        gone = {
-            process.pid
-            for process in self.processes
-            if process.pid not in table or table[process.pid].start_ticks != process.start_ticks
-        }
+        gone = {process.pid for process in self.processes if not _is_alive(process)}
         self.processes = tuple(
             process for process in self.processes if process.pid not in gone or process.threads
         )
         subjects = {f"pid {pid}" for pid in gone}
         self.gaps = [gap for gap in self.gaps if gap.subject not in subjects]
+
+
+def _remember() -> None:
+    """In a reader: ranks are alike, and every step begins with the same address space."""
+    remember_regions()
+    remember_images()
+
+
+def _is_alive(process: Process) -> bool:
+    try:
+        stat = read_stat(process.pid)
+    except (OSError, ValueError):
+        return False
+    return stat is not None and stat.start_ticks == process.start_ticks
 
 
 def _has_threads(process: Process) -> bool:

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import struct
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 PAGE = 4096
 """Cache granularity. Kernels with larger pages (aarch64 with 64 KiB) contain a whole number of these."""
 DEFAULT_BUDGET_BYTES = 64 << 20
+_DENSE_PAGES = 4
+"""CPython allocates the frames of a thread in chunks of 16 KiB (Python/pystate.c, DATA_STACK_CHUNK_SIZE)."""
 MAX_MAPS_BYTES = 32 << 20
 _IOV_MAX = 1024
 _ADDRESS_LIMIT = 1 << 63
@@ -161,27 +164,44 @@ class Memory:
     :class:`BudgetSpent`.
     """
 
-    def __init__(self, pid: int, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+    def __init__(self, pid: int, budget_bytes: int = DEFAULT_BUDGET_BYTES, *, is_dense: bool = False) -> None:
+        """``is_dense``: neighbours of a page will be wanted too, and are read with it (stacks: 2/3 fewer calls)."""
         self.pid = pid
+        self._block = _DENSE_PAGES * PAGE if is_dense else PAGE
         self.bytes_read = 0
         self._budget = budget_bytes
-        self._pages: dict[int, bytes] = {}
+        self.pages: dict[int, bytes] = {}
+        """Every page that was read, by its address."""
 
     def read(self, address: int, size: int) -> bytes:
         """Exactly ``size`` bytes; raises ``OSError`` as :func:`read` does."""
         first = address & -PAGE
         if address + size <= first + PAGE:
-            page = self._pages.get(first) or self._load(first)
+            page = self.pages.get(first) or self._load(first)
             return page[address - first : address - first + size]
         end = address + size
-        pages = [self._pages.get(at) or self._load(at) for at in range(first, end, PAGE)]
+        pages = [self.pages.get(at) or self._load(at) for at in range(first, end, PAGE)]
         return b"".join(pages)[address - first : end - first]
 
     def _load(self, address: int) -> bytes:
+        if self._block > PAGE and self._load_block(address & -self._block):
+            page = self.pages.get(address)
+            if page is not None:
+                return page
         self._spend(PAGE)
         page = read(self.pid, address, PAGE)
-        self._pages[address] = page
+        self.pages[address] = page
         return page
+
+    def _load_block(self, start: int) -> bool:
+        """The pages from ``start`` on that are mapped, without those that were read before."""
+        self._spend(self._block)
+        buffer = ctypes.create_string_buffer(self._block)
+        got = _readv(self.pid, buffer, self._block, struct.pack("<2Q", start, self._block), 1)
+        data = buffer.raw
+        for offset in range(0, max(0, got) & -PAGE, PAGE):
+            self.pages.setdefault(start + offset, data[offset : offset + PAGE])
+        return got >= PAGE
 
     def _spend(self, size: int) -> None:
         self.bytes_read += size
@@ -256,12 +276,32 @@ class Regions:
         return None
 
 
+_recent: dict[int, tuple[float, Regions]] | None = None
+_RECENT_S = 0.5
+"""The steps of a look at one process follow each other within some milliseconds."""
+
+
+def remember_regions() -> None:
+    """From now on, in this process, an address space read a moment ago is not read again (0.3 ms; 3 ms with torch)."""
+    global _recent
+    _recent = {}
+
+
 def read_regions(pid: int) -> Regions:
-    """The address space, lowest first.
+    """The address space, lowest first. See :func:`remember_regions`.
 
     Raises ``OSError``. May block as long as a thread of the target holds the mmap lock for writing, so
     call it behind a deadline.
     """
+    if _recent is None:
+        return _read_regions(pid)
+    known = _recent.get(pid)
+    if known is None or time.monotonic() - known[0] > _RECENT_S:
+        known = _recent[pid] = time.monotonic(), _read_regions(pid)
+    return known[1]
+
+
+def _read_regions(pid: int) -> Regions:
     with open(f"/proc/{pid}/maps", "rb") as file:
         text = file.read(MAX_MAPS_BYTES).decode("utf-8", "surrogateescape")
     regions = []

@@ -185,9 +185,10 @@ def overlay(base: Process, part: Process) -> Process:
     return replace(base, **changes)
 
 
-def _is_pointless(stuck: Wanted, later: Wanted) -> bool:
-    same = stuck.pid == later.pid
-    return same and stuck.step in _NEEDS_MEMORY_LOCK and later.step in _NEEDS_MEMORY_LOCK
+def _is_pointless(stuck: object, later: Wanted) -> bool:
+    if not isinstance(stuck, Wanted) or stuck.pid != later.pid:
+        return False
+    return stuck.step in _NEEDS_MEMORY_LOCK and later.step in _NEEDS_MEMORY_LOCK
 
 
 def read_step(want: Wanted) -> Part:

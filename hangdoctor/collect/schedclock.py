@@ -5,8 +5,9 @@ each leaves out the time that its CPU spent on interrupts and that a hypervisor 
 CPUs were 122 ms apart after an hour; weeks of network interrupts make hours. So the clock is read on that very CPU,
 by going there for a moment (0.1-0.3 ms).
 
-Only where that CPU has time for us. A rank that spins in ``sched_yield`` for its peer kept a visitor of low priority
-waiting for a minute while the CPU beside it was idle (Linux 6.18, measured), and whoever is pinned cannot leave.
+Only where that CPU has time for us, judged by how idle it has been just before this look. A rank that spins in
+``sched_yield`` for its peer kept a visitor of low priority waiting for a minute while the CPU beside it was idle
+(Linux 6.18, measured), and whoever is pinned cannot leave.
 """
 
 from __future__ import annotations
@@ -25,21 +26,26 @@ _IDLE_SHARE = 0.1
 """Whoever spins leaves nothing; our own helpers are busy, but not that busy."""
 _SHORTEST_S = 0.03
 """Idle time is counted in ticks of 10 ms: less than three of them say nothing."""
+_RECENT_S = 2.0
+"""A rank that began to spin since then has hardly lowered the share of idle time."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class SchedulerClock:
     """Remembers each CPU's clock once it has been read. ``seconds_since`` costs one visit a CPU.
 
-    Which CPUs may be visited is judged by how idle they were since this was made.
+    Which CPUs may be visited is judged by how idle they were since this was made; or, as this look keeps them busy
+    itself, since the last one was made (at first: since this module was imported), if that was a moment ago.
     """
 
     def __init__(self) -> None:
         self._ahead_ms: dict[int, float | None] = {}
         """Monotonic time minus the CPU's own."""
         self._spent_s = 0.0
-        self._made_at = time.monotonic()
-        self._idle_before = _idle_ticks()
+        now, idle = time.monotonic(), _idle_ticks()
+        is_usable = _SHORTEST_S <= now - _last.at <= _RECENT_S
+        self._made_at, self._idle_before = (_last.at, _last.idle) if is_usable else (now, idle)
+        _last.at, _last.idle = now, idle
         self._welcoming: frozenset[int] | None = None
 
     def seconds_since(self, sched: bytes | None, cpu: int) -> float | None:
@@ -64,7 +70,8 @@ class SchedulerClock:
         if self._welcoming is None:
             passed_s = time.monotonic() - self._made_at
             if passed_s < _SHORTEST_S:
-                return frozenset()
+                time.sleep(_SHORTEST_S - passed_s)
+                passed_s = _SHORTEST_S
             enough = _IDLE_SHARE * passed_s * _TICKS_PER_S
             before, now = self._idle_before, _idle_ticks()
             self._welcoming = frozenset(cpu for cpu in now if now[cpu] - before.get(cpu, now[cpu]) >= enough)
@@ -96,3 +103,14 @@ def _read_clock_of(cpu: int) -> float | None:
         return None
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+class _Last:
+    """The last reading in this process."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+        self.idle = _idle_ticks()
+
+
+_last = _Last()

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hangdoctor.collect.holders import Held, find_holders, scan_host
+from hangdoctor.collect.holders import Held, Holders, find_holders, scan_host
 from hangdoctor.collect.memory import read_regions
 from hangdoctor.collect.netlink import Diagnostics, TcpBytes, UnixSocket, read_diagnostics
 from hangdoctor.model import Socket
@@ -80,7 +80,8 @@ def read_connections(pids: Collection[int]) -> dict[int, tuple[Socket, ...]]:
     counters of TCP are seen by root only. A listening socket has no queues: the kernel counts connections there.
     """
     holders = find_holders(pids)
-    namespaces = {pid: _namespace(pid) for pid in pids}
+    # A table costs 4 ms however few connections there are: the kernel walks all of its hash buckets.
+    namespaces = {pid: _namespace(pid) for pid in {held.pid for held in holders.held if held.is_socket}}
     tables, kernel = _read_tables(namespaces), _ask_kernel(namespaces)
     peer_of: dict[int, int] = {}
     found: dict[int, list[tuple[Held, Socket]]] = {pid: [] for pid in pids if _may_look(pid)}
@@ -99,8 +100,7 @@ def read_connections(pids: Collection[int]) -> dict[int, tuple[Socket, ...]]:
         if peer is not None:
             peer_of[held.inode] = peer
         found.setdefault(held.pid, []).append((held, known))
-    missing = [inode for inode in peer_of.values() if inode not in holders.by_inode]
-    outside = scan_host(missing) if missing else None
+    outside = _scan_for(set(peer_of.values()).difference(holders.by_inode))
 
     def name_peers(held: Held, known: Socket) -> Socket:
         peer = peer_of.get(held.inode)
@@ -112,6 +112,10 @@ def read_connections(pids: Collection[int]) -> dict[int, tuple[Socket, ...]]:
         pid: tuple(sorted((name_peers(*item) for item in items), key=lambda known: known.fd))
         for pid, items in found.items()
     }
+
+
+def _scan_for(inodes: Collection[int]) -> Holders | None:
+    return scan_host(inodes) if inodes else None
 
 
 def _may_look(pid: int) -> bool:

@@ -1,19 +1,21 @@
 """What lies around the processes: connections, pipes, GPUs, file locks, logs.
 
-What needs pids only is begun when a look begins and asked for when it is needed, so that it costs no time on a
-machine with cores to spare. Every answer has a deadline and costs a gap at worst.
+All of it is asked of the look's readers as early as it can be asked and waited for when it is needed, so that it
+costs no time on a machine with cores to spare. Every answer has a deadline and costs a gap at worst.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from hangdoctor.collect import filelocks, logs
-from hangdoctor.collect.deadline import Pending, Trouble, call, each, patience
+from hangdoctor.collect.deadline import Pending, Trouble, patience
 from hangdoctor.collect.files import read_files
-from hangdoctor.collect.gpu import read_gpus
+from hangdoctor.collect.gpu import has_driver, read_gpus
+from hangdoctor.collect.readers import Answers, Readers
 from hangdoctor.collect.sockets import PipeEnds, read_connections, read_pipe_ends
 from hangdoctor.model import FileLock, Gap, Gpu, LogTail, OpenFile, Process, Socket
 
@@ -25,28 +27,77 @@ LOGS_S = 1.0
 LOCKS_S = 2.0
 
 Gaps = tuple[Gap, ...]
+Item = TypeVar("Item")
+T = TypeVar("T")
+
+
+GpuAnswer = tuple[tuple[Gpu, ...], Gaps]
+
+
+def _connections(pids: tuple[int, ...]) -> dict[int, tuple[Socket, ...]]:
+    return read_connections(pids)
+
+
+def _pipe_ends(pids: tuple[int, ...]) -> dict[int, PipeEnds]:
+    return read_pipe_ends(pids)
+
+
+def _gpus(pids: tuple[int, ...]) -> GpuAnswer:
+    return read_gpus(GPU_S, pids=pids)
+
+
+def _kernel_locks(processes: tuple[Process, ...]) -> tuple[FileLock, ...]:
+    return filelocks.read_file_locks(processes)
+
+
+def _existence_locks(processes: tuple[Process, ...]) -> tuple[FileLock, ...]:
+    return filelocks.find_existence_locks(processes, filelocks.read_file_locks(processes))
+
+
+def _tail(source: logs.LogSource) -> LogTail:
+    return logs.read_tail(source)
+
+
+def _open_files(pid: int) -> tuple[OpenFile, ...]:
+    return read_files(pid)
+
+
+FUNCTIONS = (_connections, _pipe_ends, _gpus, _kernel_locks, _existence_locks, _tail, _open_files)
+"""What the readers must know. By name, so that they are looked up in the child."""
 
 
 class Surroundings:
-    """Readings that were begun; :meth:`end` them in every case."""
+    """Readings that were asked for; :meth:`end` them in every case."""
 
-    def __init__(self, pids: Sequence[int], visible: frozenset[int], *, use_gpu: bool) -> None:
+    def __init__(
+        self, readers: Readers, pids: Sequence[int], visible: frozenset[int], *, use_gpu: bool
+    ) -> None:
         """``pids`` are the target's, ``visible`` those of all processes that existed before any helper of ours."""
         limit = SOCKETS_S * patience()
+        all_pids = tuple(pids)
+        self._readers = readers
         self._visible = visible - {os.getpid()}
-        self._sockets: Pending[dict[int, tuple[Socket, ...]]] = Pending(lambda: read_connections(pids), limit)
-        self._pipes: Pending[dict[int, PipeEnds]] = Pending(lambda: read_pipe_ends(pids), limit)
-        self._gpus = Pending(lambda: read_gpus(GPU_S, pids=pids), GPU_S + GPU_GRACE_S) if use_gpu else None
+        self._sockets = _ask(readers, _connections, all_pids, limit)
+        self._pipes = _ask(readers, _pipe_ends, all_pids, limit)
+        self._driver: Pending[GpuAnswer] | None = None
+        self._gpus: Answers[tuple[int, ...], GpuAnswer] | None = None
+        if use_gpu and has_driver():
+            # A driver takes its time, and everything behind it in the same reader would wait.
+            self._driver = Pending(lambda: _gpus(all_pids), GPU_S + GPU_GRACE_S)
+        elif use_gpu:
+            self._gpus = _ask(readers, _gpus, all_pids, GPU_S + GPU_GRACE_S)
+        self._locks: tuple[Answers[tuple[Process, ...], tuple[FileLock, ...]], ...] = ()
+        self._tails: Answers[logs.LogSource, LogTail] | None = None
+        self._no_log: Gap | None = None
 
     def end(self) -> None:
-        """Kills what still runs."""
-        for pending in (self._sockets, self._pipes, self._gpus):
-            if pending is not None:
-                pending.end()
+        """Kills what still runs and does not belong to the readers."""
+        if self._driver is not None:
+            self._driver.end()
 
     def add_connections(self, processes: Sequence[Process]) -> tuple[tuple[Process, ...], Gaps]:
         """The processes with their sockets, and with the pids at the other end of their pipes."""
-        sockets, pipes = self._sockets.result(), self._pipes.result()
+        sockets, pipes = _only(self._sockets), _only(self._pipes)
         gaps = []
         if isinstance(sockets, Trouble):
             gaps.append(Gap("sockets", "the target", f"reading its sockets {sockets.reason}", "ss -tnp"))
@@ -75,44 +126,70 @@ class Surroundings:
 
     def take_gpus(self) -> tuple[tuple[Gpu, ...], Gaps]:
         """The GPUs, if they were asked for."""
-        answer = self._gpus.result() if self._gpus is not None else ((), ())
+        answer: GpuAnswer | Trouble = ((), ())
+        if self._driver is not None:
+            answer = self._driver.result()
+        elif self._gpus is not None:
+            answer = _only(self._gpus)
         if isinstance(answer, Trouble):
             reason = f"reading the GPUs {answer.reason}: the driver may be wedged"
             return (), (Gap("gpu", "this machine", reason, "nvidia-smi; dmesg | grep -i xid"),)
         return answer
 
+    def ask_locks_and_logs(self, processes: tuple[Process, ...], given_logs: Sequence[str]) -> None:
+        """File locks and logs are found through the files that ``processes`` have open; threads are not needed."""
+        self._locks = tuple(
+            _ask(self._readers, function, processes, LOCKS_S)
+            for function in (_kernel_locks, _existence_locks)
+        )
+        sources = self._find_logs(processes, given_logs)
+        self._no_log = None if sources else logs.no_log_gap(processes)
+        self._tails = self._readers.ask(
+            _tail, sources, item_s=LOGS_S, total_s=3 * LOGS_S, belongs_to=lambda source: source.path
+        )
 
-def read_locks(processes: Sequence[Process]) -> tuple[tuple[FileLock, ...], Gaps]:
-    """File locks that the processes hold or wait for, and lock files of theirs."""
-    kernel = call(lambda: filelocks.read_file_locks(processes), LOCKS_S)
-    held = () if isinstance(kernel, Trouble) else kernel
-    existing = call(lambda: filelocks.find_existence_locks(processes, held), LOCKS_S)
-    gaps = tuple(
-        Gap("locks", "the target", f"reading {what} {answer.reason}", "lslocks")
-        for what, answer in (("/proc/locks", kernel), ("lock files", existing))
-        if isinstance(answer, Trouble)
+    def _find_logs(self, processes: Sequence[Process], given: Sequence[str]) -> list[logs.LogSource]:
+        """Those that the processes write, directly or through ``tee``, and those ``given``."""
+        readers = logs.piped_outputs(processes)
+        members = {process.pid for process in processes}
+        outside = [pid for pid in readers if pid not in members][: logs.MAX_LOGS]
+        opened = self._readers.ask(
+            _open_files, outside, item_s=LOGS_S, total_s=LOGS_S, belongs_to=lambda pid: pid
+        )
+        files = {pid: found for pid, found in opened if not isinstance(found, Trouble)}
+        return [*logs.find_logs(processes, given), *logs.find_tee_logs(readers, files)]
+
+    def take_locks(self) -> tuple[tuple[FileLock, ...], Gaps]:
+        """File locks that the processes hold or wait for, and lock files of theirs."""
+        found: list[FileLock] = []
+        gaps = []
+        for what, asked in zip(("/proc/locks", "lock files"), self._locks, strict=False):
+            answer = _only(asked)
+            if isinstance(answer, Trouble):
+                gaps.append(Gap("locks", "the target", f"reading {what} {answer.reason}", "lslocks"))
+            else:
+                found.extend(answer)
+        return tuple(found), tuple(gaps)
+
+    def take_logs(self) -> tuple[tuple[LogTail, ...], Gaps]:
+        """The ends of the logs."""
+        tails, gaps = [], []
+        for source, tail in self._tails or ():
+            if isinstance(tail, Trouble):
+                remedy = "Look at it yourself, or give another file with --log FILE"
+                gaps.append(Gap("log", source.name, f"not read: {tail.reason}", remedy))
+            else:
+                tails.append(tail)
+        return tuple(tails), (*gaps, *((self._no_log,) if self._no_log else ()))
+
+
+def _ask(readers: Readers, function: Callable[[Item], T], item: Item, limit_s: float) -> Answers[Item, T]:
+    """One question that belongs to no process."""
+    return readers.ask(
+        function, (item,), item_s=limit_s, total_s=limit_s, belongs_to=lambda _: function.__name__
     )
-    return (held if isinstance(existing, Trouble) else (*held, *existing)), gaps
 
 
-def read_logs(processes: Sequence[Process], given: Sequence[str]) -> tuple[tuple[LogTail, ...], Gaps]:
-    """The ends of the logs that the processes write, directly or through ``tee``, and of those ``given``."""
-    sources = list(logs.find_logs(processes, given))
-    readers = logs.piped_outputs(processes)
-    members = {process.pid for process in processes}
-    outside = [pid for pid in readers if pid not in members][: logs.MAX_LOGS]
-    opened = {
-        pid: files
-        for pid, files in each(read_files, outside, item_s=LOGS_S, total_s=LOGS_S)
-        if not isinstance(files, Trouble)
-    }
-    sources += logs.find_tee_logs(readers, opened)
-    tails, gaps = [], []
-    for source, tail in each(logs.read_tail, sources, item_s=LOGS_S, total_s=3 * LOGS_S):
-        if isinstance(tail, Trouble):
-            remedy = "Look at it yourself, or give another file with --log FILE"
-            gaps.append(Gap("log", source.name, f"not read: {tail.reason}", remedy))
-        else:
-            tails.append(tail)
-    none = None if sources else logs.no_log_gap(processes)
-    return tuple(tails), (*gaps, *((none,) if none else ()))
+def _only(answers: Answers[Item, T]) -> T | Trouble:
+    ((_, answer),) = answers
+    return answer
