@@ -28,7 +28,9 @@ def why_nobody_is_left(member: Member) -> str | None:
         return None
     if len(threads) == 1:
         return "it is the only thread of its process, and no other can release that lock: a fork copied it while held"
-    return f"all {len(threads)} threads of its process wait for locks without a time-out: nobody can release one"
+    return (
+        f"all {len(threads)} threads of its process wait for locks without a time-out: nobody can release one"
+    )
 
 
 def _can_only_be_woken_from_inside(thread: Thread) -> bool:
