@@ -107,6 +107,20 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Series:
+    """One counter of a process over the looks, for charts."""
+
+    name: str
+    """``weights loaded``, ``CPU time`` …; equal for all processes, so that they can be laid over each other."""
+    kind: ProgressClass
+    """What a rise of it shows; never proof for CPU time or power."""
+    unit: str
+    """``%``, ``bytes``, ``s``, ``W`` or ``collectives``."""
+    values: tuple[float | None, ...]
+    """One per look; ``None`` where it could not be read. CPU time and bytes read count from the first look on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Culprit:
     """The process (and thread) that everything else waits for."""
 
@@ -187,6 +201,10 @@ class ProcessRow:
     command: str | None = None
     phases: tuple[str | None, ...] = ()
     """The phase at each look, oldest first."""
+    title: str | None = None
+    """What it calls itself (setproctitle): ``sglang::scheduler_TP1``; then ``command`` is that, too."""
+    series: tuple[Series, ...] = ()
+    """Its counters over the looks, those that can prove progress first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from hangdoctor.analysis.build import DEFAULT_TICKS_PER_S
 from hangdoctor.analysis.describe import moved, name_thread
 from hangdoctor.analysis.evidence import EvidenceBook
 from hangdoctor.analysis.findings import Finding, Situation
@@ -13,17 +14,19 @@ from hangdoctor.analysis.matches import known_matches
 from hangdoctor.analysis.nccl import read_nccl_env
 from hangdoctor.analysis.next_steps import next_steps
 from hangdoctor.analysis.ras_view import cite_ras, ras_gaps
+from hangdoctor.analysis.series import counters_of
 from hangdoctor.analysis.verdict import assess, write_verdict
 from hangdoctor.analysis.waits import Edge, Node
 from hangdoctor.case import Case, Member, ThreadTrack
 from hangdoctor.knowledge import Knowledge
 from hangdoctor.knowledge.catalogue import RoleKind
-from hangdoctor.model import Frame, Gap, Gpu
+from hangdoctor.model import Frame, Gap, Gpu, Process
 from hangdoctor.report import (
     Group,
     Party,
     ProcessRow,
     Report,
+    Series,
     TargetInfo,
     ThreadRow,
     Timings,
@@ -63,7 +66,9 @@ def write_report(case: Case, knowledge: Knowledge) -> Report:
 
 def _target(case: Case) -> TargetInfo:
     target = case.capture.target
-    root = next((m for m in case.members if m.pid == target.root_pid), None) or next(iter(case.members), None)
+    host = case.capture.hosts[0].name if len(case.capture.hosts) > 1 else None
+    roots = (m for m in case.members if m.pid == target.root_pid and host in (None, m.key.host))
+    root = next(roots, None) or next(iter(case.members), None)
     versions: dict[str, str] = {}
     for member in case.ranks:
         for name, version in member.last.versions.items():
@@ -119,7 +124,27 @@ def _row(case: Case, member: Member) -> ProcessRow:
         host=member.key.host,
         command=" ".join(member.last.command) or member.last.comm,
         phases=tuple(p.id if p else None for p in lead.phases) if lead else (),
+        title=_title(member.last),
+        series=_series(case, member),
     )
+
+
+def _title(process: Process) -> str | None:
+    """A command line of one word that is not the program's own name was put there by the process itself."""
+    if len(process.command) != 1:
+        return None
+    (title,) = process.command
+    if process.exe is None:
+        return title if "::" in title else None
+    is_program = title.removeprefix("-").rsplit("/", 1)[-1] == process.exe.rsplit("/", 1)[-1]
+    return None if is_program else title
+
+
+def _series(case: Case, member: Member) -> tuple[Series, ...]:
+    host = member.key.host
+    gpus = [[gpu for gpu in snapshot.gpus if gpu.host in (None, host)] for snapshot in case.capture.snapshots]
+    ticks = next((h.ticks_per_s for h in case.capture.hosts if h.ticks_per_s), DEFAULT_TICKS_PER_S)
+    return counters_of(member.looks, gpus, ticks)
 
 
 def _thread_row(track: ThreadTrack) -> ThreadRow:

@@ -24,6 +24,7 @@ from hangdoctor.report import (
     ProcessRow,
     Progress,
     Report,
+    Series,
     TargetInfo,
     ThreadRow,
     Timings,
@@ -187,10 +188,21 @@ def _process(row: ProcessRow) -> Json:
         "activity": row.activity,
         "cpu_percent": row.cpu_percent,
         "phases": list(row.phases),
+        "series": [_series(series) for series in row.series],
         "gpu": [dict(gpu) for gpu in row.gpu],
         "host": row.host,
         "command": row.command,
+        "title": row.title,
         "threads": [_thread(thread) for thread in row.threads],
+    }
+
+
+def _series(series: Series) -> Json:
+    return {
+        "name": series.name,
+        "class": series.kind.value,
+        "unit": series.unit,
+        "values": list(series.values),
     }
 
 
