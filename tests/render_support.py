@@ -23,6 +23,7 @@ from hangdoctor.report import (
     Progress,
     ProgressClass,
     Report,
+    Series,
     Strength,
     TargetInfo,
     ThreadRow,
@@ -206,7 +207,58 @@ def _vllm_row(rank: int, pid: int, stack: tuple[Frame, ...]) -> ProcessRow:
         gpu=({"index": rank, "utilization_percent": 100.0 if waits else 0.0, "memory_bytes": 76_000_000_000,
               "power_w": 118.0, "power_limit_w": 700.0},),
         threads=(main, *helpers) if waits else (main, flusher, *helpers),
-        host="node3", command=f"VLLM::Worker_TP{rank}", phases=(phase,) * 3,
+        host="node3", command=f"VLLM::Worker_TP{rank}", phases=(phase,) * 3, title=f"VLLM::Worker_TP{rank}",
+        series=(
+            Series("collectives issued", ProgressClass.PROOF, "collectives", ((5_120.0 - (not waits)),) * 3),
+            Series("resident memory", ProgressClass.WEAK, "bytes", (4.1e9 + rank * 1e7,) * 3),
+            Series("CPU time", ProgressClass.ACTIVITY, "s", (0.0, 3.01, 10.02) if waits else (0.0, 0.0, 0.01)),
+        ),
+    )  # fmt: skip
+
+
+def loading(count: int = 11, slow: int = 4) -> Report:
+    """Ranks that load a checkpoint; one gets its shards slowly, the others wait in a barrier behind the load."""
+    base = laggard()
+    rows = []
+    for number in range(count):
+        row = _vllm_row(number % 7, 41_898 + number, ALL_REDUCE)
+        is_slow = number == slow
+        whole = (27.0, 30.4, 38.2) if is_slow else (99.0, 100.0, 100.0)
+        progress = Progress(
+            ProgressClass.PROOF, "has read 55 % of model-00004-of-00011.safetensors, shard 4 of 11", 1.1e9,
+            "bytes/s", 38.2, 52.0,
+        ) if is_slow else Progress(ProgressClass.ACTIVITY, "uses the CPU")  # fmt: skip
+        series = (
+            Series("weights loaded", ProgressClass.PROOF, "%", whole),
+            Series(
+                "bytes read",
+                ProgressClass.ACTIVITY,
+                "bytes",
+                (0.0, 3.3e9, 11e9) if is_slow else (0.0, None, 2e7),
+            ),
+            Series("CPU time", ProgressClass.ACTIVITY, "s", (0.0, 0.7, 2.3) if is_slow else (0.0, 3.0, 10.0)),
+        )
+        rows.append(
+            replace(
+                row, rank=Rank(tp=number), progress=progress, series=series, title=f"VLLM::Worker_TP{number}"
+            )
+        )
+    guilty = rows[slow]
+    culprit = replace(
+        base.verdict.culprits[0], pid=guilty.pid, tid=guilty.pid, thread="MainThread", rank=guilty.rank,
+        frame=ALL_REDUCE[3], stack=ALL_REDUCE, doing="loads weights", evidence=("E1",),
+    )  # fmt: skip
+    return replace(
+        base,
+        verdict=replace(
+            base.verdict, kind=Kind.SLOW, cause=Cause.LOADING, culprits=(culprit,), victims=(),
+            progress=guilty.progress,
+            summary=f"TP{slow} (pid {guilty.pid}) loads weights: it has read 38 %; the others wait for it",
+        ),
+        target=replace(base.target, world_size=count), processes=tuple(rows), waits=(), groups=(),
+        evidence=(
+            Evidence("E1", f"TP{slow} (pid {guilty.pid})", None, "diff of looks", "proof: has read 38 % of 11 shards"),
+        ),
     )  # fmt: skip
 
 
@@ -241,7 +293,8 @@ def compiling() -> Report:
                 activity="waits for a child process" if rank else "sleeps", cpu_percent=cpu,
                 gpu=({"index": rank, "utilization_percent": 0.0, "memory_bytes": 76_000_000_000, "power_w": 121.0},),
                 threads=(ThreadRow(4_901 + rank, "MainThread", "S", "sleeps", "sglang.graph-capture", stack, cpu),),
-                host="h200-1", command=f"sglang::scheduler_TP{rank}",
+                host="h200-1", command=f"sglang::scheduler_TP{rank}", title=f"sglang::scheduler_TP{rank}",
+                series=(Series("CPU time", ProgressClass.ACTIVITY, "s", (0.0, cpu / 50, None)),),
                 phases=("torch.jit-compile", "torch.jit-compile", "sglang.graph-capture"),
             )
         )  # fmt: skip
@@ -249,6 +302,7 @@ def compiling() -> Report:
         ProcessRow(
             pid=5_377, role="build.cicc", rank=None, state="R", phase="build.compile", frame=None,
             progress=progress, activity="runs", cpu_percent=98.4, host="h200-1", command="cicc --c++17 fused_moe.cu",
+            series=(Series("CPU time", ProgressClass.ACTIVITY, "s", (0.0, 2.96, 9.9)),),
         )
     )  # fmt: skip
     return Report(
@@ -377,6 +431,7 @@ def many_ranks(count: int = 1024, culprit: int = 613) -> Report:
         row = _vllm_row(3, pid, stack)
         rows.append(
             replace(row, rank=rank, host=host, command=f"python train.py --rank {number}", role="torchrun.rank",
+                    title=None,
                     threads=(replace(row.threads[0], tid=pid), *row.threads[1:]))
         )  # fmt: skip
         if number != culprit:
@@ -430,7 +485,8 @@ def hostile() -> Report:
     stack = (frame, torn, *RESERVE)
     rows = tuple(
         replace(
-            row, command=HOSTILE, role=HOSTILE,
+            row, command=HOSTILE, title=HOSTILE, role=HOSTILE,
+            series=(*row.series, Series(HOSTILE, ProgressClass.WEAK, HOSTILE, (1.0, None, 3.0))),
             threads=tuple(replace(thread, name=HOSTILE, waits_on=HOSTILE, stack=stack) for thread in row.threads),
         )
         for row in base.processes

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
+from hangdoctor import bundle
+from hangdoctor.analysis import diagnose
+from hangdoctor.knowledge import load_knowledge
 from hangdoctor.model import Frame, Gap
 from hangdoctor.render import RENDERERS, RenderOptions
 from hangdoctor.render._wording import location
-from hangdoctor.render.terminal import folded_frames, wrap
+from hangdoctor.render.terminal import brief_stack, folded_frames, wrap
 from hangdoctor.report import Party, Report, Strength, Wait
+from tests.expectations import BUNDLES, RECORDED
 from tests.render_support import SAMPLES, compiling, hostile, laggard, many_ranks, unknown
 
 OUR_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -70,6 +74,32 @@ def test_one_screen_for_eight_processes_and_everything_on_request() -> None:
     assert "Communication environment" in brief
     assert full.count("worker_busy_loop") >= 7
     assert "(--detail)" not in full
+
+
+def test_every_recorded_server_fits_one_screen() -> None:
+    knowledge = load_knowledge()
+    lines = {
+        name: draw(diagnose(bundle.read(BUNDLES / name / "capture.hang"), knowledge)).count("\n")
+        for name in RECORDED
+    }
+    assert {name: count for name, count in lines.items() if count > 64} == {}
+
+
+def test_quoted_stacks_are_short_and_count_what_they_leave_out() -> None:
+    assert brief_stack("same 8: a ◂ b ◂ c ◂ d ◂ e ◂ f ◂ 2 more") == "same 8: a ◂ b ◂ 6 more"
+    assert brief_stack("a ◂ b ◂ c ◂ d") == "a ◂ b ◂ 2 more"
+    for text in ("a ◂ b ◂ c", "a ◂ b ◂ 5 more", "no stack", ""):
+        assert brief_stack(text) == text
+
+
+def test_gaps_that_differ_in_the_pid_are_one_line() -> None:
+    gaps = tuple(Gap("locks", f"pid {n}", "abandoned", f"gdb -p {n} -batch") for n in (41, 42, 411, 7))
+    text = draw(replace(unknown(), gaps=gaps), 120)
+    assert "locks on pid 41, pid 42, pid 411 and 1 more: abandoned → gdb -p PID -batch" in text
+    # Twin: the command of a single one can be copied, and other reasons stay apart.
+    assert "→ gdb -p 41 -batch" in draw(replace(unknown(), gaps=gaps[:1]), 120)
+    other = replace(gaps[1], reason="refused")
+    assert "→ gdb -p 42 -batch" in draw(replace(unknown(), gaps=(gaps[0], other)), 120)
 
 
 def test_what_was_left_out_is_counted() -> None:

@@ -5,11 +5,12 @@ Shared by the formats for people; the JSON format lists everything instead.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hangdoctor.model import Rank
+from hangdoctor.model import Gap, Rank
 from hangdoctor.render._wording import clean, count, duration, fold_labels
 from hangdoctor.report import Culprit, Group, Kind, Party, ProcessRow, Report, Strength, Wait
 
@@ -199,21 +200,26 @@ def _distance_to_sink(waits: Iterable[Wait]) -> dict[_Place, int]:
 
 
 def fold_gaps(report: Report) -> list[GapLine]:
-    """Gaps with the same source, reason and remedy as one line, the most frequent first."""
-    folded: dict[tuple[str, str, str | None], list[str]] = defaultdict(list)
+    """Gaps with the same source, reason and remedy (but for the pid in it) as one line, the most frequent first."""
+    folded: dict[tuple[str, str, str | None], list[Gap]] = defaultdict(list)
     for gap in report.gaps:
-        folded[gap.source, gap.reason, gap.remedy].append(gap.subject)
-    lines = [
-        GapLine(
-            clean(source),
-            _subjects(subjects),
-            clean(reason),
-            clean(remedy) if remedy else None,
-            len(subjects),
-        )
-        for (source, reason, remedy), subjects in folded.items()
-    ]
+        folded[gap.source, gap.reason, _without_pid(gap)].append(gap)
+    lines = []
+    for (source, reason, anybody), gaps in folded.items():
+        # A command for one process can be copied as it stands; for many it says where the pid goes.
+        remedy = gaps[0].remedy if len({gap.remedy for gap in gaps}) == 1 else anybody
+        subjects = [gap.subject for gap in gaps]
+        lines.append(
+            GapLine(clean(source), _subjects(subjects), clean(reason), clean(remedy) if remedy else None, len(gaps))
+        )  # fmt: skip
     return sorted(lines, key=lambda line: -line.count)
+
+
+def _without_pid(gap: Gap) -> str | None:
+    match = re.fullmatch(r"pid (\d+)", gap.subject)
+    if gap.remedy is None or match is None:
+        return gap.remedy
+    return re.sub(rf"\b{match[1]}\b", "PID", gap.remedy)
 
 
 def _subjects(subjects: list[str]) -> str:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hangdoctor.model import Frame
 from hangdoctor.render._digest import Names
-from hangdoctor.render._stack_tree import Branch, build_tree, first_difference, lead_stack
 from hangdoctor.render._wording import clean, fold_labels, progress_text
-from hangdoctor.report import Group, ProcessRow, Progress, Report, ThreadRow
+from hangdoctor.report import Progress, Report
 
 _MOST_ROWS = 48
 _MOST_LOOKS = 40
-_MOST_COLUMNS = 6
-_MOST_TREE_LINES = 300
 _MOST_GPUS = 64
-_MOST_THREADS = 240
-"""Threads are most of the page: 8 ranks of 200 threads would be 4 MB of stacks that are nearly all alike."""
 COLOURS = 8
 
 
@@ -126,123 +120,6 @@ def _times(report: Report, shown: Sequence[int]) -> tuple[str, ...]:
         time = times[index] if index < len(times) else None
         words.append(f"look {index + 1}" if time is None or first is None else f"+{time - first:.3g} s")
     return tuple(words)
-
-
-# -- stacks ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StackLine:
-    """A frame in a column, outermost frames at the bottom."""
-
-    frame: Frame
-    is_different: bool
-    """The outermost frame that the column does not share with the one it is compared to."""
-    is_shared: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StackColumn:
-    """The stack of one group."""
-
-    group: Group
-    lines: tuple[StackLine, ...]
-    is_culprit: bool
-
-
-def stack_columns(report: Report) -> tuple[StackColumn, ...]:
-    """Stacks side by side: the culprits' first, then the largest groups of ranks, each compared to the first."""
-    ranks = {row.rank.label for row in report.processes if row.rank is not None}
-    culprits = {culprit.rank.label for culprit in report.verdict.culprits if culprit.rank is not None}
-    groups = [group for group in report.groups if group.stack and not ranks.isdisjoint(group.ranks)]
-    groups = groups or [group for group in report.groups if group.stack]
-    groups.sort(key=lambda group: (culprits.isdisjoint(group.ranks), -group.count))
-    columns = []
-    for position, group in enumerate(groups[:_MOST_COLUMNS]):
-        other = groups[0] if position else (groups[1] if len(groups) > 1 else group)
-        split = first_difference(group.stack, other.stack)
-        lines = tuple(
-            StackLine(frame, index == split, split is None or index > split)
-            for index, frame in enumerate(group.stack)
-        )
-        columns.append(StackColumn(group, lines, not culprits.isdisjoint(group.ranks)))
-    return tuple(columns)
-
-
-@dataclass(frozen=True, slots=True)
-class TreeLine:
-    """Calls of the prefix tree that share a set of ranks."""
-
-    depth: int
-    frames: tuple[Frame, ...]
-    label: str
-    count: int
-    is_leaf: bool
-
-
-def tree_lines(report: Report, names: Names) -> tuple[TreeLine, ...]:
-    """The prefix tree of all ranks' leading stacks, outermost first, larger branches first."""
-    ranked = [row for row in report.processes if row.rank is not None] or list(report.processes)
-    tree = build_tree((names.short(row.pid, row.host, row.rank, row.role), lead_stack(row)) for row in ranked)
-    lines: list[TreeLine] = []
-    work: list[tuple[int, Branch]] = [(0, branch) for branch in sorted(tree, key=lambda b: len(b.labels))]
-    while work and len(lines) < _MOST_TREE_LINES:
-        depth, branch = work.pop()
-        label = fold_labels(branch.labels, limit=60)
-        lines.append(TreeLine(depth, tuple(branch.frames), label, len(branch.labels), not branch.children))
-        work += [(depth + 1, child) for child in sorted(branch.children, key=lambda b: len(b.labels))]
-    return tuple(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadsOfProcess:
-    """Threads of a process, those with equal stacks together."""
-
-    name: str
-    row: ProcessRow
-    threads: tuple[tuple[ThreadRow, int], ...]
-    """A thread and how many have its stack."""
-    helpers: int
-
-
-@dataclass(frozen=True, slots=True)
-class Threads:
-    """Threads of the processes that there is room for."""
-
-    processes: tuple[ThreadsOfProcess, ...]
-    hidden: int
-
-
-def threads(report: Report, names: Names, *, everything: bool) -> Threads:
-    """Culprits first, then one process of each shape until there is no room; with `everything` all."""
-    culprits = {(culprit.host, culprit.pid) for culprit in report.verdict.culprits}
-    shapes: Counter[object] = Counter()
-    ordered = []
-    for row in report.processes:
-        shape = (row.role, row.phase, row.frame)
-        shapes[shape] += 1
-        ordered.append(((row.host, row.pid) not in culprits, shapes[shape] > 1, row))
-    ordered.sort(key=lambda item: item[:2])
-    room = len(report.processes) * 10_000 if everything else _MOST_THREADS
-    shown = []
-    for _, _, row in ordered:
-        process = _threads_of(row, names)
-        if len(process.threads) > room:
-            break
-        room -= max(len(process.threads), 1)
-        shown.append(process)
-    return Threads(tuple(shown), len(ordered) - len(shown))
-
-
-def _threads_of(row: ProcessRow, names: Names) -> ThreadsOfProcess:
-    alike: dict[object, list[ThreadRow]] = defaultdict(list)
-    for thread in row.threads:
-        if not thread.is_machinery:
-            # A thread without a stack is only like another one of the same name and state.
-            alike[thread.stack or (thread.name, thread.state, thread.waits_on)].append(thread)
-    folded = tuple((same[0], len(same)) for same in alike.values())
-    helpers = sum(thread.is_machinery for thread in row.threads)
-    return ThreadsOfProcess(names.of_row(row), row, folded, helpers)
 
 
 # -- numbers --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hangdoctor.render._citations import Citations
 from hangdoctor.render._digest import Names
 from hangdoctor.render._wording import fold_labels
 from hangdoctor.report import Party, Report, Strength, Wait
@@ -13,7 +14,7 @@ from hangdoctor.report import Party, Report, Strength, Wait
 BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y, MARGIN = 210, 46, 80, 20, 14
 _MOST_BOXES = 30
 _ARC = 38
-_TITLE = 25
+_TITLE = 22
 """Letters that fit into a box at 13 px, wide ones included."""
 _UNSEEN = "not seen"
 
@@ -51,6 +52,7 @@ class Legend:
     reason: str
     object: str | None
     strength: str
+    evidence: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class _Node:
     is_mutual: bool
 
 
-def draw_waits(report: Report, names: Names) -> Drawing | None:
+def draw_waits(report: Report, names: Names, citations: Citations) -> Drawing | None:
     """Lay the graph out; ``None`` when nobody waits."""
     edges = _edges(report, names)
     if not edges:
@@ -96,7 +98,7 @@ def draw_waits(report: Report, names: Names) -> Drawing | None:
     arrows = tuple(
         _arrow(number, places[a], places[b], floor, waits[a, b]) for number, (a, b) in enumerate(pairs, 1)
     )
-    legend = tuple(_legend(number, a, b, waits[a, b]) for number, (a, b) in enumerate(pairs, 1))
+    legend = tuple(_legend(number, a, b, waits[a, b], citations) for number, (a, b) in enumerate(pairs, 1))
     width = max(box.x for box in boxes) + BOX_WIDTH + MARGIN
     height = (
         max(box.y for box in boxes)
@@ -239,7 +241,7 @@ def _is_back(pair: tuple[_Node, _Node], places: dict[_Node, tuple[int, int]]) ->
     return places[pair[1]][0] <= places[pair[0]][0]
 
 
-def _legend(number: int, waiter: _Node, holder: _Node, wait: Wait) -> Legend:
+def _legend(number: int, waiter: _Node, holder: _Node, wait: Wait, citations: Citations) -> Legend:
     return Legend(
         number,
         fold_labels(waiter.members, limit=80),
@@ -247,4 +249,5 @@ def _legend(number: int, waiter: _Node, holder: _Node, wait: Wait) -> Legend:
         wait.reason,
         wait.object if wait.object and wait.object not in wait.reason else None,
         wait.strength.value,
+        citations.of_parties((wait.waiter, wait.holder)),
     )

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from hangdoctor.render import _charts, _html_stacks
 from hangdoctor.render import _html_sections as sections
 from hangdoctor.render import _wording as wording
 from hangdoctor.render._base import Renderer, RenderOptions
+from hangdoctor.render._citations import Citations
 from hangdoctor.render._digest import VERDICT_WORDS, Names, fold_gaps, heading, looks
 from hangdoctor.render._wait_graph import Drawing, draw_waits
 from hangdoctor.report import Report
@@ -38,14 +41,17 @@ class Page:
     title: str
     heading: str
     looks: str
+    citations: Citations
     sentences: tuple[sections.Sentence, ...]
     timeline: sections.Timeline | None
     drawing: Drawing | None
-    stacks: tuple[sections.StackColumn, ...]
-    tree: tuple[sections.TreeLine, ...]
+    stacks: tuple[_html_stacks.StackColumn, ...]
+    tree: _html_stacks.Tree
+    charts: tuple[_charts.Chart, ...]
     progress: tuple[sections.ProgressLine, ...]
     gpus: tuple[sections.GpuLine, ...]
-    threads: sections.Threads
+    threads: _html_stacks.Threads
+    homes: Mapping[str, int]
     gaps: tuple[object, ...]
     differs: tuple[tuple[str, str], ...]
 
@@ -53,6 +59,8 @@ class Page:
 def render(report: Report, options: RenderOptions) -> str:
     """Write `report` as a page. Raises ImportError where jinja2 is not installed."""
     names = Names(report)
+    citations = Citations(report, names)
+    threads = _html_stacks.threads(report, names, citations, everything=options.detail)
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     page = Page(
@@ -64,14 +72,17 @@ def render(report: Report, options: RenderOptions) -> str:
         title=f"{VERDICT_WORDS[report.verdict.kind]}: {wording.clip(report.verdict.summary, 120)}",
         heading=heading(report),
         looks=looks(report),
+        citations=citations,
         sentences=sections.sentences(report, names),
         timeline=sections.timeline(report, names),
-        drawing=draw_waits(report, names),
-        stacks=sections.stack_columns(report),
-        tree=sections.tree_lines(report, names),
+        drawing=draw_waits(report, names, citations),
+        stacks=_html_stacks.stack_columns(report, citations),
+        tree=_html_stacks.prefix_tree(report, names),
+        charts=_charts.charts(report, names),
         progress=sections.progress_lines(report, names),
         gpus=sections.gpu_lines(report, names),
-        threads=sections.threads(report, names, everything=options.detail),
+        threads=threads,
+        homes=threads.homes(report, citations),
         gaps=tuple(fold_gaps(report)),
         differs=tuple(
             (name, wording.fold_values(values)) for name, values in sorted(report.nccl_env.differs.items())

@@ -273,7 +273,8 @@ def _ranks(report: Report, names: Names, limit: int) -> str:
         cpu = f"{row.cpu_percent:.0f} %" if row.cpu_percent is not None else "?"
         gpu = "; ".join(gpu_text(gpu).removeprefix("GPU ") for gpu in row.gpu[:8]) or "–"
         frame = cell(clip(call(row.frame, brief=True), 80), is_code=True) if row.frame else "–"
-        name, phase = cell(clip(names.of_row(row), 80)), cell(clip(row.phase or "?", 80))
+        title = f" {cell(clip(row.title, 40), is_code=True)}" if row.title else ""
+        name, phase = cell(clip(names.of_row(row), 80)) + title, cell(clip(row.phase or "?", 80))
         rows.append((name, cell(clip(row.state or "?", 20)), phase, frame, cpu, cell(clip(gpu, 80))))
     text = table(("process", "state", "phase", "in", "CPU", "GPU"), rows)
     more = _more(len(report.processes) - limit, "process", "processes")

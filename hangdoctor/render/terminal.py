@@ -41,6 +41,8 @@ _SHOWN_GAPS = 3
 _SHOWN_GROUPS = 12
 _SHOWN_STEPS = 3
 _ALL = 1 << 30
+_CALLER = " ◂ "
+_MORE = re.compile(r"(\d{1,9}) more")
 _WORDS = re.compile(r"\s*\S+")
 
 
@@ -222,7 +224,7 @@ class _Page:
             who = "" if piece.subject == subject else f"{clean(piece.subject)}: "
             subject = piece.subject
             look = f", look {piece.snapshot + 1}" if piece.snapshot is not None else ""
-            text = clean(piece.text) if self.detail else clip(piece.text, 400)
+            text = clean(piece.text) if self.detail else clip(brief_stack(piece.text), 240)
             source = (f" ({clean(piece.source)}{look})", "dim")
             self.put((piece.id.ljust(margin), "cyan"), who, text, source, hanging=margin)
         self.rest(len(evidence) - len(chosen), "observation", 0)
@@ -331,8 +333,8 @@ class _Page:
             return
         self.blank()
         self.put(("Next", "bold"))
-        for match in self.report.matches[: self.limit(2)]:
-            text = clean(match) if self.detail else clip(match, 240)
+        for match in self.report.matches[: self.limit(1)]:
+            text = clean(match) if self.detail else clip(match, 160)
             self.put(f"Fits a known hang: {text}", indent=2, hanging=4)
         for step in self.report.next_steps[: self.limit(_SHOWN_STEPS)]:
             self.put(clean(step.text), indent=2, hanging=4)
@@ -363,6 +365,16 @@ class _Page:
             self.put(
                 ("Would be refuted by: ", "dim"), clean("; or ".join(verdict.refuted_by)), indent=1, hanging=3
             )
+
+
+def brief_stack(text: str, shown: int = 2) -> str:
+    """Evidence that quotes a stack, with its innermost frames only: the whole stack stands below it on the screen."""
+    frames = text.split(_CALLER)
+    counted = _MORE.fullmatch(frames[-1])
+    hidden = int(counted[1]) - 1 if counted else 0
+    if len(frames) <= shown + 1:
+        return text
+    return _CALLER.join((*frames[:shown], f"{len(frames) - shown + hidden} more"))
 
 
 def folded_frames(
