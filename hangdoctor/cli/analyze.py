@@ -15,7 +15,8 @@ from hangdoctor.cli.group import State
 def _analyze(state: State, /, **values: Any) -> int:
     report = options.take(options.ReportChoice, values)
     talk = options.take(options.TalkChoice, values)
-    report.check()
+    files = values["files"]
+    report.check(is_kept="-" not in files)
 
     from hangdoctor.cli.diagnosing import load, report_on
     from hangdoctor.cli.output import refuse_overwriting
@@ -25,14 +26,13 @@ def _analyze(state: State, /, **values: Any) -> int:
     refuse_overwriting(report.output, force=report.force)
     knowledge = load(talk.knowledge)
     is_strict = talk.redact == "strict"
-    files = values["files"]
     capture = redact_capture(read_files(files, knowledge), knowledge.redaction, strict=is_strict)
     if talk.verbose:
         for gap in capture.gaps:
             state.say(f"not read: {gap.subject}: {gap.reason}")
     if len(files) == 1 and files[0].endswith(".hang"):
         state.bundle = files[0]
-    return report_on(capture, knowledge, report, state, strict=is_strict)
+    return report_on(capture, knowledge, report, state, strict=is_strict, sources=files)
 
 
 COMMAND = Command(

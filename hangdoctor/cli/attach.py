@@ -26,8 +26,8 @@ def _attach(state: State, /, **values: Any) -> int:
     report = options.take(options.ReportChoice, values)
     talk = options.take(options.TalkChoice, values)
     conversation = Conversation(state.say, quiet=talk.quiet, verbosity=talk.verbose)
+    report.check(is_kept=not keep.no_bundle and keep.bundle != "-")
     conversation.tell(_first_words(target))
-    report.check()
 
     from hangdoctor.cli.diagnosing import load, report_on
     from hangdoctor.cli.looking import Looking, bundle_path, make_plan
@@ -52,16 +52,14 @@ def _attach(state: State, /, **values: Any) -> int:
     if not taken.capture.snapshots:
         raise KeyboardInterrupt
     code = report_on(taken.capture, knowledge, report, state, strict=talk.redact == "strict")
-    if values["github_issue"]:
-        _print_issue_command(state)
     return INTERRUPTED if taken.is_interrupted else code
 
 
 def _first_words(target: options.TargetChoice) -> str:
-    if target.rendezvous is not None:
-        return f"Looking for the job that meets at {target.rendezvous} …"
     if target.pid is not None:
         return f"Looking at pid {target.pid} …"
+    if target.rendezvous is not None:
+        return f"Looking for the job that meets at {target.rendezvous} …"
     if target.name is not None or target.port is not None:
         return f"Looking for {target.name if target.name is not None else f'who listens on port {target.port}'} …"
     return "Looking for the server on this machine …"
@@ -79,11 +77,6 @@ COMMAND = Command(
         *options.keep_options(),
         *options.report_options(),
         *options.talk_options(),
-        click.Option(
-            ["--github-issue"],
-            is_flag=True,
-            help="Also print the command that opens an issue; sends nothing.",
-        ),
     ],
     callback=_attach,
     examples=(

@@ -20,7 +20,7 @@ def _demo(state: State, /, scenario: str | None, **values: Any) -> int:
     keep = options.take(options.KeepChoice, values)
     report = options.take(options.ReportChoice, values)
     talk = options.take(options.TalkChoice, values)
-    report.check()
+    report.check(is_kept=keep.bundle not in (None, "-"))
     conversation = Conversation(state.say, quiet=talk.quiet, verbosity=talk.verbose)
 
     from hangdoctor.demo import DEFAULT_SCENARIO, SCENARIOS, run_scenario

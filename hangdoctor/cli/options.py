@@ -191,15 +191,30 @@ class ReportChoice:
     force: bool
     detail: bool
     no_color: bool
+    github_issue: bool = False
 
-    def check(self) -> None:
-        """Raise WrongUsage for what contradicts itself."""
+    @property
+    def is_file(self) -> bool:
+        """Whether the report goes to a file."""
+        return self.output not in (None, "-")
+
+    def check(self, *, is_kept: bool = True) -> None:
+        """Raise WrongUsage for what contradicts itself. ``is_kept``: the report can be made again from a file."""
         if self.json and self.format not in (None, "json"):
             raise WrongUsage(f"--json and --format {self.format} contradict each other")
+        if not self.github_issue or self.is_file:
+            return
+        if self.json or self.output == "-" or self.format not in (None, "markdown"):
+            raise WrongUsage(
+                "--github-issue prints the command instead of the report",
+                hint="-o FILE keeps the report, too",
+            )
+        if not is_kept:
+            raise WrongUsage("--github-issue needs a file for the text of the issue", hint="-o report.md")
 
 
 def report_options() -> list[click.Parameter]:
-    """-f, --json, -o, --force, --detail and --no-color."""
+    """-f, --json, -o, --force, --detail, --no-color and --github-issue."""
     return [
         _option("-f", "--format", type=_Format(),
                 help="Form of the report.  [default: by the name of -o, else terminal]"),
@@ -208,6 +223,8 @@ def report_options() -> list[click.Parameter]:
         force_option(),
         _option("--detail", is_flag=True, help="Everything: all threads, whole stacks, the end of the log."),
         _option("--no-color", is_flag=True, help="No colour. (NO_COLOR, FORCE_COLOR and TERM=dumb are heeded.)"),
+        _option("--github-issue", is_flag=True,
+                help="Print only the command that opens an issue with the report as its text; sends nothing."),
     ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -16,6 +16,8 @@ from hangdoctor.cli.options import ReportChoice
 from hangdoctor.cli.streams import silence_stdout
 from hangdoctor.errors import HangdoctorError, WrongUsage
 from hangdoctor.render import RENDERERS, RenderOptions
+from hangdoctor.render._issue import issue_command
+from hangdoctor.render._wording import to_ascii
 from hangdoctor.report import Kind, Report
 
 _CODES = {Kind.HUNG: HUNG, Kind.UNKNOWN: CANNOT_TELL}
@@ -51,6 +53,21 @@ def write_report(report: Report, choice: ReportChoice) -> None:
         _print(text)
     else:
         write_file(Path(choice.output or ""), text.encode())
+
+
+def print_issue_command(
+    report: Report, choice: ReportChoice, sources: Sequence[str], *, strict: bool
+) -> None:
+    """Print the command that opens an issue; its text comes from the file just written, else from ``sources``.
+
+    Raises HangdoctorError where there is neither: the capture could not be saved.
+    """
+    body = choice.output if choice.is_file and _format(choice) == "markdown" else None
+    if body is None and not sources:
+        raise HangdoctorError("the capture was not saved, so no issue can be made of it", hint="-o report.md")
+    words = [*sources, *(["--redact", "strict"] if strict else []), *(["--detail"] if choice.detail else [])]
+    command = issue_command(report, body, words)
+    _print(to_ascii(command) if is_ascii_only(sys.stdout) else command)
 
 
 def _print(text: str) -> None:
