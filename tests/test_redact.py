@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from dataclasses import replace
 
 import pytest
 
 from hangdoctor import bundle
+from hangdoctor.analysis import diagnose
 from hangdoctor.knowledge import load_knowledge
 from hangdoctor.model import (
     Capture,
@@ -31,6 +33,7 @@ from hangdoctor.model import (
     Tool,
 )
 from hangdoctor.redact import Redactor, redact_capture, redacted_kinds
+from tests.expectations import BUNDLES
 
 RULES = load_knowledge().redaction
 
@@ -300,6 +303,53 @@ def test_strict_renames_who_and_where_consistently() -> None:
     assert third == identified().snapshots[0].logs[0].lines[2]
     # What was run is code: rules match it, so it keeps its name.
     assert one.threads[0].stack is not None and one.threads[0].stack.frames[0].function == "alice.b"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("mail alice.b@acme.example now", "mail user-1@host-N now"),
+        ("git@github.com:sgl-project/x", "git@github.com:sgl-project/x"),
+        ("on ip-10-1-2-3 and ip-10-1-2-3.ec2.internal", "on host-N and host-N"),
+        ("nodes gpu-a[07-08,11] of gpu-a07", "nodes hosts-*** of host-1"),
+        ("thread alice.b-loader of run_alice.b", "thread user-1-loader of run_user-1"),
+        ("malice.bx", "malice.bx"),
+    ],
+)
+def test_strict_finds_names_in_other_notations(text: str, wanted: str) -> None:
+    capture = identified()
+    (snapshot,) = capture.snapshots
+    # The line comes before everything that tells whose names these are.
+    logs = (LogTail("/x.log", 1, None, (text,)), *snapshot.logs)
+    capture = replace(capture, snapshots=(replace(snapshot, logs=logs),))
+    (redacted,) = redact_capture(capture, RULES, strict=True).snapshots
+    line = redacted.logs[0].lines[0]
+    assert re.sub(r"host-(?!1\b)\d+", "host-N", line) == wanted
+
+
+def test_a_name_first_met_in_a_log_is_renamed_in_what_came_before() -> None:
+    process = Process(1, threads=(Thread(1, name="bob77-flusher"),))
+    snapshot = Snapshot(1.0, (process,), logs=(LogTail("/x.log", 1, None, ("saved /home/bob77/x",)),))
+    for redactor in (Redactor(RULES, strict=True), Redactor(RULES, strict=True)):
+        redacted = redactor.snapshot(snapshot)
+        assert redacted.processes[0].threads[0].name == "user-1-flusher"
+
+
+def test_strict_changes_names_and_not_the_diagnosis() -> None:
+    knowledge = load_knowledge()
+    for name in (
+        "h200-lock-cycle-in-forward",
+        "vllm-live-slow-weights",
+        "f1-sigstop-rank1",
+        "h200-cold-start-compiling",
+    ):
+        capture = bundle.read(BUNDLES / name / "capture.hang")
+        plain, strict = (
+            diagnose(redact_capture(capture, RULES, strict=is_strict), knowledge).verdict
+            for is_strict in (False, True)
+        )
+        assert (strict.kind, strict.confidence, strict.cause) == (plain.kind, plain.confidence, plain.cause)
+        assert [culprit.pid for culprit in strict.culprits] == [culprit.pid for culprit in plain.culprits]
 
 
 def test_without_strict_names_stay() -> None:

@@ -33,6 +33,7 @@ class Redactor:
         if self._names is None:
             return snapshot
         self._names.learn(snapshot, ())
+        map_texts(snapshot, self._names)
         return map_texts(snapshot, self._names)
 
     def capture(self, capture: Capture) -> Capture:
@@ -44,6 +45,8 @@ class Redactor:
             return capture
         for snapshot in capture.snapshots:
             self._names.learn(snapshot, capture.hosts)
+        # Likewise: a name first met in a log is renamed in the thread names that came before it.
+        map_texts(capture, self._names)
         return map_texts(capture, self._names)
 
 

@@ -9,12 +9,15 @@ from collections.abc import Iterable, Mapping
 from hangdoctor.model import Host, Snapshot
 
 _HOME = re.compile(r"(?P<head>/(?:home|Users|export/home|mnt/home|nfs/home)/)(?P<user>[^/\s:\"',;)]+)")
-_USER_AT = re.compile(r"\b(?P<user>[a-z_][a-z0-9_.-]{1,31})@(?=[A-Za-z0-9\[])")
+_USER_AT = re.compile(
+    r"\b(?P<user>[a-z_][a-z0-9_.-]{1,31})@(?:(?P<host>[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*\.[a-z]{2,})\b|(?=[A-Za-z0-9\[]))"
+)
 _USER_IS = re.compile(r"\b(?P<head>(?:USER|LOGNAME|SUDO_USER|username)=)(?P<user>[a-z_][\w.-]{1,31})")
 _URL_HOST = re.compile(r"(?P<head>://(?:[^/@\s]*@)?)(?P<host>[A-Za-z0-9][\w.-]*[A-Za-z])(?=[:/?#\s\"',)]|$)")
 # Not ".local": `threading.local` is no host.
 _QUALIFIED = re.compile(
     r"\b(?:[a-z0-9][a-z0-9-]{0,62}\.)+(?:internal|cluster\.local|lan|corp|svc|in-addr\.arpa)\b"
+    r"|\bip-(?:\d{1,3}-){3}\d{1,3}\b"  # EC2 names hosts by their addresses
 )
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)")
 _IPV6 = re.compile(
@@ -26,8 +29,13 @@ _LOCAL = frozenset(("localhost", "localhost.localdomain", "ip6-localhost"))
 # Accounts of images and systems: they name nobody, and their names are words of paths and modules.
 _NOBODY = frozenset(
     ("root", "user", "users", "app", "ubuntu", "nobody", "vllm", "sglang", "ray", "python", "torch", "nvidia", "shared",
-     "runner", "jovyan", "default", "admin", "test", "data", "models", "cache", "git", "none", "null", "true", "false")
+     "runner", "jovyan", "default", "admin", "test", "data", "models", "cache", "git", "none", "null", "true", "false",
+     "model", "worker", "server", "engine", "scheduler", "work", "workspace", "build", "deploy", "service", "container",
+     "inference", "train", "training", "project", "projects", "code", "src", "venv", "conda", "python3", "lib", "local")
 )  # fmt: skip
+_LONG = 5
+"""From that many letters on a name is sought within words, too (``alice1-loader``); ``vm`` is in too many."""
+_NUMBERED = re.compile(r"(?P<stem>[A-Za-z][\w-]*?)\d+")
 _PUBLIC = re.compile(
     r"(?:^|\.)(?:pytorch\.org|github\.com|huggingface\.co|nvidia\.com|python\.org|vllm\.ai|sglang\.ai)$"
 )
@@ -92,13 +100,13 @@ class Pseudonyms:
     def _rename(self, text: str) -> str:
         text = _HOME.sub(lambda m: m["head"] + self._user(m["user"]), text)
         text = _USER_IS.sub(lambda m: m["head"] + self._user(m["user"]), text)
-        text = _USER_AT.sub(lambda m: self._users.get(m["user"], "user") + "@", text)
+        text = _USER_AT.sub(self._rename_login, text)
         text = _URL_HOST.sub(lambda m: m["head"] + self._host(m["host"]), text)
         if "." in text:
             text = _QUALIFIED.sub(lambda m: self._host(m[0]), text)
         if self._words is None:
             self._words = self._known_words()
-        text = self._words.sub(lambda m: self._hosts.get(m[0]) or self._users.get(m[0]) or m[0], text)
+        text = self._words.sub(self._rename_word, text)
         if text.count(".") >= 3:
             text = _IPV4.sub(lambda m: self._address(m[0], m[0]), text)
         if text.count(":") >= 2:
@@ -107,8 +115,25 @@ class Pseudonyms:
 
     def _known_words(self) -> re.Pattern[str]:
         known = sorted({*self._hosts, *self._users}, key=lambda name: (-len(name), name))
-        alternatives = "|".join(map(re.escape, known)) or r"(?!)"
-        return re.compile(rf"(?<![\w-])(?:{alternatives})(?![\w-])")
+        long = "|".join(re.escape(name) for name in known if len(name) >= _LONG)
+        short = "|".join(re.escape(name) for name in known if len(name) < _LONG)
+        # `gpu-a[07-08]`, as Slurm and ClusterShell write it, names hosts as well as they do themselves.
+        stems = {match["stem"] for name in self._hosts if (match := _NUMBERED.fullmatch(name))}
+        sets = "|".join(map(re.escape, sorted(stems, key=lambda stem: (-len(stem), stem))))
+        return re.compile(
+            rf"(?<![\w-])(?P<set>(?:{sets or '(?!)'})\[[\d,-]+\])"
+            rf"|(?<![A-Za-z0-9])(?:{long or '(?!)'})(?![A-Za-z0-9])|(?<![\w-])(?:{short or '(?!)'})(?![\w-])"
+        )
+
+    def _rename_word(self, match: re.Match[str]) -> str:
+        if match["set"]:
+            return "hosts-***"
+        return self._hosts.get(match[0]) or self._users.get(match[0]) or match[0]
+
+    def _rename_login(self, match: re.Match[str]) -> str:
+        name = match["user"]
+        user = self._users.get(name) or (name if re.fullmatch(r"git|user-\d+", name) else "user")
+        return f"{user}@{self._host(match['host']) if match['host'] else ''}"
 
     def _user(self, name: str) -> str:
         if name.lower() in _NOBODY or re.fullmatch(r"user-\d+|\*+", name):

@@ -85,8 +85,10 @@ class Store:
             with suppress(FileNotFoundError):
                 # The rolling bundle is replaced, never written in place: a second name keeps it as it is.
                 _link(self.rolling, part / "before.hang")
+            # The folder may be somebody's home, which a strict report does not name.
+            shown = filed.bundle.name if "home folders" in report.redacted else str(filed.bundle)
             for name, file in (("json", "report.json"), ("markdown", filed.report.name)):
-                text = RENDERERS[name].render(replace(report, bundle=str(filed.bundle)), RenderOptions())
+                text = RENDERERS[name].render(replace(report, bundle=shown), RenderOptions())
                 (part / file).write_text(text, encoding="utf-8")
             part.rename(folder)
         except OSError as error:
