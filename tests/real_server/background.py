@@ -58,7 +58,7 @@ def stop(say: Say) -> None:
     """End it and remove its files; nothing to do is fine too."""
     running = _find()
     if running is not None:
-        server.end_session(running.pid)
+        server.end_all(running.pid, Path(running.folder))
         server.remove(Path(running.folder))
         say(f"vllm serve, pid {running.pid}, ended")
     _file().unlink(missing_ok=True)

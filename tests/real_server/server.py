@@ -129,8 +129,8 @@ class Server:
         return Request(self.port, prompt, max_tokens)
 
     def pids(self) -> list[int]:
-        """Everything in the server's session, whoever its parent is by now."""
-        return [pid for pid in _all_pids() if _session(pid) == self.pid]
+        """Everything in the server's process group, whoever its parent is by now."""
+        return _members(self.pid, self.folder)
 
     def titled(self, title: str) -> int:
         """The process with this title; waits for it."""
@@ -230,7 +230,7 @@ def serving(
     try:
         yield server
     finally:
-        end_session(popen.pid)
+        end_all(popen.pid, folder)
         popen.wait()
         os.close(say_fd)
         remove(folder)
@@ -244,7 +244,11 @@ def start(
     options: Sequence[str],
     environment: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """`vllm serve` in a session of its own; its output goes to ``folder``/log."""
+    """`vllm serve` in a process group of its own; its output goes to ``folder``/log.
+
+    Not in a session of its own: with autogroups each session is one group to the scheduler, and on Linux 6.18 a group
+    whose ranks spin in sched_yield on all CPUs let another's `python -c pass` wait for 7 s, and an attach for 70 s.
+    """
     command = [
         str(installation.folder / "bin" / "vllm"),
         "serve",
@@ -274,7 +278,7 @@ def start(
             stderr=log,
             env=variables,
             cwd=folder,
-            start_new_session=True,
+            preexec_fn=os.setpgrp,
         )
 
 
@@ -286,37 +290,48 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def end_session(session: int) -> None:
-    """End all processes of a session: politely, then by SIGKILL; unlink the shared memory they had."""
-    members = [pid for pid in _all_pids() if _session(pid) == session]
+def end_all(leader: int, folder: Path) -> None:
+    """End all of a server's processes: politely, then by SIGKILL; unlink the shared memory they had."""
+    members = _members(leader, folder)
     segments = {segment for pid in members for segment in _shared_memory(pid)}
     for pid in members:
         _signal(pid, signal.SIGCONT)
-    if session in members:  # a leader that has ended and was reaped may have left its number to a stranger
-        _signal(session, signal.SIGTERM)
-    if not _is_ended(session, STOP_S):
-        for pid in _living(session):
+    if leader in members:  # a leader that has ended and was reaped may have left its number to a stranger
+        _signal(leader, signal.SIGTERM)
+    if not _is_ended(leader, folder):
+        for pid in _living(leader, folder):
             # The tracker removes named shared memory once its pipe is closed by all others.
             if b"resource_tracker" not in _command(pid):
                 _signal(pid, signal.SIGKILL)
-        if not _is_ended(session, STOP_S):
-            for pid in _living(session):
+        if not _is_ended(leader, folder):
+            for pid in _living(leader, folder):
                 _signal(pid, signal.SIGKILL)
     for segment in segments:
         Path(segment).unlink(missing_ok=True)
 
 
-def _is_ended(session: int, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while _living(session):
+def _is_ended(leader: int, folder: Path) -> bool:
+    deadline = time.monotonic() + STOP_S
+    while _living(leader, folder):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
     return True
 
 
-def _living(session: int) -> list[int]:
-    return [pid for pid in _all_pids() if _session(pid) == session and state(pid) not in "ZX"]
+def _living(leader: int, folder: Path) -> list[int]:
+    return [pid for pid in _members(leader, folder) if state(pid) not in "ZX"]
+
+
+def _members(leader: int, folder: Path) -> list[int]:
+    """By the process group; ninja starts its compilers in groups of their own, which are told by their environment."""
+    return [pid for pid in _all_pids() if _group(pid) == leader or _has_environment(pid, folder)]
+
+
+def _has_environment(pid: int, folder: Path) -> bool:
+    with suppress(OSError):
+        return f"TIDEPOOL_FOLDER={folder}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    return False
 
 
 def fetch(port: int, method: str, path: str, body: str | None = None, *, timeout_s: float) -> tuple[int, str]:
@@ -365,9 +380,9 @@ def _all_pids() -> list[int]:
     return sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit())
 
 
-def _session(pid: int) -> int | None:
+def _group(pid: int) -> int | None:
     with suppress(OSError):
-        return os.getsid(pid)
+        return os.getpgid(pid)
     return None
 
 
