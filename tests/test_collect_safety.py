@@ -7,11 +7,14 @@ import select
 import signal
 from pathlib import Path
 
-from hangdoctor.collect.environ import read_environ
+from hangdoctor.collect import threads
 from hangdoctor.collect.flight import read_flight
 from hangdoctor.collect.locks import find_lock_waits
+from hangdoctor.collect.own_stacks import read_stacks
+from hangdoctor.collect.processes import Step, Wanted, read_step
 from hangdoctor.collect.sockets import read_connections, read_pipe_ends, read_shared_memory
 from hangdoctor.collect.spin import sample_spin
+from hangdoctor.collect.syscalls import decode_syscall
 from tests.b_support import blocked, eventually, read_threads
 from tests.conftest import Stuck
 
@@ -38,8 +41,15 @@ def test_200_collections_interrupt_nothing(tmp_path: Path) -> None:
             if "_" not in name and name not in ("semaphores", "port") and tid.isdigit()
         ]
         for _ in range(COLLECTIONS):
-            find_lock_waits(program.pid, read_threads(program.pid))
-            read_environ(program.pid, lambda name: True)
+            for step in Step:  # identity, command, files, mappings, environment, sizes
+                read_step(Wanted(program.pid, program.pid, step, lambda name: True))
+            table = threads.read_threads(
+                program.pid,
+                lambda line, wchan: decode_syscall(program.pid, line, wchan=wchan),
+                is_namespaced=False,
+            )
+            find_lock_waits(program.pid, table.threads)
+            read_stacks(program.pid)
             read_connections(pids)
             read_pipe_ends(pids)
             read_shared_memory(pids)
@@ -48,6 +58,7 @@ def test_200_collections_interrupt_nothing(tmp_path: Path) -> None:
         sample_spin(tids, 0.2)
         returned = select.select([program.said_fd], [], [], 0)[0]
         assert not returned, program.hear()
+        assert is_blocked(program)
 
 
 def test_the_target_of_that_test_notices_a_stop(tmp_path: Path) -> None:
@@ -58,4 +69,7 @@ def test_the_target_of_that_test_notices_a_stop(tmp_path: Path) -> None:
         eventually(lambda: "T (stopped)" in Path(f"/proc/{program.pid}/status").read_text())
         os.kill(program.pid, signal.SIGCONT)
         heard = {line.split()[1] for line in program.hear(3)}
-        assert heard <= {"epoll_wait", "epoll_timed", "recv_timed", "semop", "sigwait"}
+        assert heard <= {
+            *("epoll_wait", "epoll_timed", "epoll_pwait2", "recv_timed", "semop", "sigwait", "io_uring"),
+            "futex_waitv",
+        }

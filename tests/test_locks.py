@@ -95,7 +95,7 @@ def test_the_thread_inside_the_block_is_the_holder(python: str, name: str) -> No
         assert seen.look("waiter")["waiter"].owner_how == "value-stack"
 
 
-@pytest.mark.parametrize("name", ["held_acquire", "released_by_wait"])
+@pytest.mark.parametrize("name", ["held_acquire", "released_by_wait", "held_generator"])
 def test_nobody_is_named_for_having_left_the_block_or_knowing_the_lock(python: str, name: str) -> None:
     with scene("b_locks.py", name, python=python) as seen:
         lock = seen.look("waiter", settled="threading.Lock")["waiter"]
@@ -117,6 +117,12 @@ def test_waits_for_a_notify_have_no_owner(python: str) -> None:
 def test_join_waits_for_the_thread_that_is_joined(python: str) -> None:
     with scene("b_locks.py", "join", python=python) as seen:
         assert seen.owners("waiter", settled="thread.join") == {"waiter": "other"}
+
+
+def test_who_imports_a_module_holds_its_lock(python: str) -> None:
+    with scene("b_locks.py", "import_lock", python=python) as seen:
+        assert seen.owners("waiter", settled="import lock") == {"waiter": "holder"}
+        assert set(seen.look("waiter")) == {"waiter"}
 
 
 def test_a_lock_that_fork_copied_while_held_is_orphaned(python: str) -> None:
@@ -174,13 +180,20 @@ def test_a_ring_of_mutexes_without_any_python(count: int, tmp_path: Path) -> Non
         assert owners == {own: names[(index + 1) % count] for index, own in enumerate(names)}
 
 
+@pytest.mark.parametrize("kind", ["ring", "standard"])
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_ring_of_mutexes_below_python(library: Path, count: int) -> None:
+def test_a_ring_of_mutexes_below_python(library: Path, count: int, kind: str) -> None:
     names = [f"t{index}" for index in range(count)]
-    with scene("b_native.py", library, f"ring{count}") as seen:
+    with scene("b_native.py", library, f"{kind}{count}") as seen:
         owners = seen.owners(*names, settled="mutex")
         assert owners == {own: names[(index + 1) % count] for index, own in enumerate(names)}
         assert {lock.owner_how for lock in seen.look(*names).values()} == {"recorded"}
+
+
+def test_mutexes_taken_in_one_order_are_a_queue_and_no_ring(library: Path) -> None:
+    with scene("b_native.py", library, "ordered3") as seen:
+        assert seen.owners("t1", "t2", settled="mutex") == {"t1": "t0", "t2": "t0"}
+        assert "t0" not in seen.look("t1", "t2")
 
 
 def test_every_kind_of_mutex_records_its_owner(library: Path) -> None:
@@ -201,14 +214,16 @@ def test_every_kind_of_mutex_records_its_owner(library: Path) -> None:
 
 
 def test_what_records_no_owner_names_none(library: Path) -> None:
-    names = ("waiter_condition", "waiter_condition_timed", "waiter_semaphore")
+    names = ("waiter_condition", "waiter_condition_timed", "waiter_semaphore", "waiter_rw_write")
     with scene("b_native.py", library, "unowned") as seen:
         found = seen.look(*names)
         assert {name: found[name].kind for name in names} == {
             "waiter_condition": "condition",
             "waiter_condition_timed": "condition",
             "waiter_semaphore": "semaphore",
+            "waiter_rw_write": "rwlock",
         }
+        assert [found[name].readers for name in names] == [None, None, None, 2]
         assert all(lock.owner_tid is None and not lock.is_orphaned for lock in found.values())
 
 

@@ -20,6 +20,7 @@ import handshake
 
 libc = ctypes.CDLL(None, use_errno=True)
 FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
+EVERY_BIT = ctypes.c_ulong(0xFFFFFFFF)
 
 
 def timespec(seconds):
@@ -52,6 +53,31 @@ child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"],
 deadline = struct.pack("qq", int(time.clock_gettime(time.CLOCK_MONOTONIC)) + 3000, 0)
 wall_deadline = struct.pack("qq", int(time.time()) + 3000, 0)
 
+full_left, full_right = socket.socketpair()
+full_left.setblocking(False)
+full_read, full_write = os.pipe()
+os.set_blocking(full_write, False)
+for write, wide in (
+    (full_left.send, full_left.fileno()),
+    (lambda data: os.write(full_write, data), full_write),
+):
+    try:
+        while write(b"x" * 4096):
+            pass
+    except BlockingIOError:
+        os.set_blocking(wide, True)
+# One connection fills the queue of a listener that accepts nobody; the next one waits for a place.
+crowded = socket.create_server(("127.0.0.1", 0), backlog=0)
+first = socket.create_connection(crowded.getsockname())
+late = socket.socket()
+late_address = struct.pack("!HH4s8x", 0, crowded.getsockname()[1], socket.inet_aton("127.0.0.1"))
+late_address = struct.pack("=H", socket.AF_INET) + late_address[2:]
+# A lock of an open file description (F_OFD_SETLKW), which conflicts within one process as well.
+whole_file = struct.pack("hhxxxxqqixxxx", 1, 0, 0, 0, 0)
+libc.fcntl(locked.fileno(), 38, whole_file)
+waiters = ctypes.create_string_buffer(struct.pack("QQII", 7, ctypes.addressof(words[0]), 2 | 128, 0))
+ring = libc.syscall(425, 1, ctypes.create_string_buffer(120))  # io_uring_setup
+
 CALLS = {
     "epoll_wait": lambda: libc.epoll_wait(epoll, buffer, 1, -1),
     "epoll_timed": lambda: libc.epoll_wait(epoll, ctypes.create_string_buffer(12), 1, 3_000_000),
@@ -79,7 +105,26 @@ CALLS = {
     "waitid": lambda: libc.waitid(1, child.pid, buffer, 4 | 0x01000000),
     "flock": lambda: libc.flock(locked_again.fileno(), 2),
     "open": lambda: libc.open(fifo.encode(), 0),
+    "send": lambda: libc.send(full_left.fileno(), buffer, 64, 0),
+    "write": lambda: libc.write(full_write, buffer, 64),
+    "connect": lambda: libc.connect(late.fileno(), late_address, len(late_address)),
+    "fcntl": lambda: libc.fcntl(locked_again.fileno(), 38, whole_file),
+    "epoll_pwait2": lambda: libc.syscall(
+        441, epoll, ctypes.create_string_buffer(12), 1, timespec(3000), None, 8
+    ),
+    "futex_waitv": lambda: libc.syscall(449, waiters, 1, 0, None, 0),
+    "futex2": lambda: libc.syscall(455, ctypes.byref(words[0]), 7, EVERY_BIT, 2 | 128, None, 0),
 }
+if ring >= 0:  # some containers forbid it
+    CALLS["io_uring"] = lambda: libc.syscall(426, ring, 0, 1, 1, None, 0)
+for name, probe in (
+    ("epoll_pwait2", lambda: libc.syscall(441, -1, None, 1, None, None, 8)),
+    ("futex_waitv", lambda: libc.syscall(449, None, 0, 0, None, 0)),
+    ("futex2", lambda: libc.syscall(455, ctypes.byref(words[0]), 8, EVERY_BIT, 2 | 128, None, 0)),
+):
+    probe()
+    if ctypes.get_errno() == errno.ENOSYS:  # younger than this kernel
+        del CALLS[name]
 tids = {}
 
 

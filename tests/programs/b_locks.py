@@ -5,7 +5,9 @@ The scenario is the first argument; each is a function below. Only the standard 
 
 import os
 import queue
+import shutil
 import sys
+import tempfile
 import threading
 import time
 
@@ -267,7 +269,72 @@ def fork_rlock():
         want_with(lock)
 
 
+def held_generator():
+    """The block is in a generator that is suspended: on nobody's stack, and nobody's to leave."""
+    lock = threading.Lock()
+
+    def steps():
+        with lock:
+            yield
+
+    def hold(running):
+        next(running)
+        inside.release()
+        time.sleep(3600)
+
+    start("holder", hold, steps())
+    held()
+    start("waiter", want_with, lock)
+
+
+def import_lock():
+    """One thread is in the middle of an import, another wants the same module, a third has another one's."""
+    folder = tempfile.mkdtemp()
+    sys.path.insert(0, folder)
+    handshake.inside = inside
+    for name in ("slow_one", "slow_two"):
+        with open(f"{folder}/{name}.py", "w") as module:
+            module.write("import handshake, time\nhandshake.inside.release()\ntime.sleep(3600)\n")
+
+    start("holder", __import__, "slow_one")
+    held()
+    start("bystander", __import__, "slow_two")
+    held()
+    shutil.rmtree(folder)
+    start("waiter", __import__, "slow_one")
+
+
+def acquire_ring():
+    """Each thread takes its lock with ``acquire`` and wants the other's: no holder is recorded anywhere."""
+    first, second, gate = threading.Lock(), threading.Lock(), threading.Barrier(2)
+
+    def both(own, other):
+        own.acquire()
+        gate.wait()
+        other.acquire()
+
+    start("t0", both, first, second)
+    start("t1", both, second, first)
+
+
+def fork_lock():
+    """A child forked while another thread of its parent was inside ``with lock``; the twin (``free``) outside of it."""
+    lock = threading.Lock()
+    if sys.argv[2:] != ["free"]:
+        start("holder", hold_with, lock)
+        held()
+    if os.fork() == 0:
+        with open("/proc/self/comm", "w") as comm:
+            comm.write("copy")
+        handshake.ready(os.getpid(), f"waiter={threading.get_native_id()}")
+        want_with(lock)
+        never.wait()
+
+
 globals()[sys.argv[1]]()
-if sys.argv[1] != "fork_rlock":
+if sys.argv[1] == "acquire_ring":
+    handshake.ready(os.getpid(), *(f"{name}={tid}" for name, tid in tids.items()))
+    threading.enumerate()[-1].join()
+if not sys.argv[1].startswith("fork"):
     handshake.ready(os.getpid(), *(f"{name}={tid}" for name, tid in tids.items()))
 handshake.hold()

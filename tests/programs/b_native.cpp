@@ -16,7 +16,7 @@ static pthread_mutex_t plain[3] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INIT
 static pthread_mutex_t inheriting, robust, recursive;
 static pthread_rwlock_t read_locked = PTHREAD_RWLOCK_INITIALIZER;
 static std::shared_mutex write_locked;
-static std::mutex standard;
+static std::mutex standard, ring_of_standard[3];
 static std::mutex for_condition;
 static std::condition_variable condition;
 static sem_t empty;
@@ -47,6 +47,22 @@ void lock_ring(int own, int count) {
   pthread_mutex_lock(&plain[own]);
   pthread_barrier_wait(&barrier);
   pthread_mutex_lock(&plain[(own + 1) % count]);
+}
+
+// The same with std::mutex and its guards.
+void lock_ring_standard(int own, int count) {
+  std::lock_guard<std::mutex> first(ring_of_standard[own]);
+  pthread_barrier_wait(&barrier);
+  std::lock_guard<std::mutex> second(ring_of_standard[(own + 1) % count]);
+}
+
+// The twin: all take their mutexes in one order, so the first gets both and stays.
+void lock_in_order(int own, int count) {
+  if (own) pthread_barrier_wait(&barrier);
+  std::lock_guard<std::mutex> first(ring_of_standard[0]);
+  if (!own) pthread_barrier_wait(&barrier);
+  std::lock_guard<std::mutex> second(ring_of_standard[count - 1]);
+  if (!own) stay();
 }
 
 void take(const char *what) {

@@ -46,6 +46,25 @@ def ring3():
         start(f"t{own}", library.lock_ring, own, 3)
 
 
+def standard2():
+    library.prepare(2)
+    for own in range(2):
+        start(f"t{own}", library.lock_ring_standard, own, 2)
+
+
+def standard3():
+    library.prepare(3)
+    for own in range(3):
+        start(f"t{own}", library.lock_ring_standard, own, 3)
+
+
+def ordered3():
+    """As ``standard3``, without the deadlock."""
+    library.prepare(3)
+    for own in range(3):
+        start(f"t{own}", library.lock_in_order, own, 3)
+
+
 def kinds():
     library.prepare(1)
     for what in ("plain", "inheriting", "robust", "recursive", "standard", "shared_write"):
@@ -56,7 +75,8 @@ def kinds():
 
 def unowned():
     library.prepare(1)
-    held("rw_read")
+    for _ in range(2):
+        held("rw_read")
     for what in ("rw_write", "condition", "condition_timed", "semaphore"):
         start(f"waiter_{what}", library.take, what.encode())
 
