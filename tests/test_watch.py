@@ -531,3 +531,42 @@ def test_a_terminal_gets_a_table_that_captured_text_cannot_break(tmp_path: Path)
         assert "hung (likely, laggard)" in text and "2.0 % of a core" in text and "was not stopped" in text
         assert ("[red]step" in text and "1 min 1 s" in text) is is_live
         assert is_live or text.count("\n") == 1
+
+
+def test_on_a_terminal_the_table_is_live_and_an_interrupt_leaves_all_in_order(tmp_path: Path) -> None:
+    screen, terminal = os.openpty()
+    command = [sys.executable, "-m", "hangdoctor", "watch", "-o", str(tmp_path / "w"), "--interval", "0.3"]
+    with stuck("c_hold.py") as program:
+        popen = subprocess.Popen(
+            [*command, str(program.pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=terminal,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "160"},
+        )
+        os.close(terminal)
+        try:
+            shown = read_until(screen, b"Ctrl-C ends it", times=3)
+            assert b"rank" in shown and b"phase" in shown and b"since" in shown
+            assert b"\x1b[" in shown  # the table is drawn over itself
+            popen.send_signal(signal.SIGINT)
+            shown += read_until(screen, b"\x1b[?25h", times=1)  # the cursor is shown again
+            assert popen.wait(timeout=DEADLINE_S) == 130
+        finally:
+            popen.kill()
+            popen.wait()
+            os.close(screen)
+        assert bundle.read(tmp_path / "w" / "watch.hang").snapshots
+
+
+def read_until(fd: int, words: bytes, times: int) -> bytes:
+    shown, deadline = b"", time.monotonic() + DEADLINE_S
+    while shown.count(words) < times:
+        left = deadline - time.monotonic()
+        assert left > 0 and select.select([fd], [], [], left)[0], shown
+        try:
+            shown += os.read(fd, 4096)
+        except OSError as error:  # EIO: the other side has closed the terminal
+            raise AssertionError(shown) from error
+    return shown
