@@ -7,13 +7,19 @@ not on a CPU"; whether that is a hang is for :mod:`hangdoctor.analysis.verdict`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from hangdoctor.knowledge.catalogue import Phase, PhaseMatch, Role, RoleKind
 from hangdoctor.model import Activity, Capture, Frame, Process, Rank, Thread
 from hangdoctor.report import Progress
+
+if TYPE_CHECKING:
+    from hangdoctor.analysis.wires import Wires
+    from hangdoctor.analysis.world import World
 
 
 class Key(NamedTuple):
@@ -174,9 +180,9 @@ class Member:
         return self.rank.label if self.rank else self.role.title
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
-    """Everything the rules look at."""
+    """Everything the rules look at. Without slots: what rules ask for again and again is found once."""
 
     capture: Capture
     server: str | None
@@ -186,16 +192,42 @@ class Case:
     """How many ranks the command line or the environment says there are on all hosts together."""
     expected_local: int | None
     """How many of them must be among what was looked at."""
+    world: World | None = None
+    """All that the processes say of the job's size."""
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[Member, ...]:
         """The members that hold the model and meet in collectives."""
         return tuple(m for m in self.members if m.kind is RoleKind.RANK)
 
-    @property
+    @cached_property
     def principals(self) -> tuple[Member, ...]:
         """Ranks and the processes that feed or supervise them."""
         return tuple(m for m in self.members if m.kind in (RoleKind.RANK, RoleKind.CONTROL))
+
+    @cached_property
+    def by_key(self) -> Mapping[Key, Member]:
+        """Every member by its identity."""
+        return {m.key: m for m in self.members}
+
+    @cached_property
+    def by_place(self) -> Mapping[tuple[str | None, int], Member]:
+        """Every member by host and pid; of two with the same pid the later one."""
+        return {(m.key.host, m.key.pid): m for m in self.members}
+
+    @cached_property
+    def target_member(self) -> Member | None:
+        """The process that the user named; with several hosts it is the first one's."""
+        pid = self.capture.target.pid
+        host = self.capture.hosts[0].name if len(self.capture.hosts) > 1 else None
+        return next((m for m in self.members if m.pid == pid and host in (None, m.key.host)), None)
+
+    @cached_property
+    def wires(self) -> Wires:
+        """Who is at the other end of connections between hosts."""
+        from hangdoctor.analysis.wires import lay_out
+
+        return lay_out(self.members)
 
     @property
     def look_count(self) -> int:

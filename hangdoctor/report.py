@@ -272,6 +272,10 @@ class Timings:
     """Largest spread between ranks within one look."""
     wall_s: float | None = None
     target_paused_s: float | None = None
+    clocks: Mapping[str, float] = field(default_factory=dict)
+    """How far each host's clock is ahead of that of the machine which asked them all, in seconds."""
+    start_skew_s: float | None = None
+    """Between the first and the last host's beginning of its first look, by one clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ from hangdoctor.analysis.nccl import read_nccl_env
 from hangdoctor.analysis.next_steps import next_steps
 from hangdoctor.analysis.ras_view import cite_ras, ras_gaps
 from hangdoctor.analysis.series import counters_of
+from hangdoctor.analysis.simultaneity import spread_of, start_skew
 from hangdoctor.analysis.verdict import assess, write_verdict
 from hangdoctor.analysis.waits import Edge, Node
+from hangdoctor.analysis.world import world_gaps
 from hangdoctor.case import Case, Member, ThreadTrack
 from hangdoctor.knowledge import Knowledge
 from hangdoctor.knowledge.catalogue import RoleKind
@@ -249,7 +251,8 @@ def _party(case: Case, node: Node) -> Party:
 def _gaps(case: Case) -> tuple[Gap, ...]:
     """All gaps once: the same one in every look is one gap."""
     seen: dict[tuple[str, str, str], Gap] = {}
-    for gap in (*case.capture.gaps, *(g for s in case.capture.snapshots for g in s.gaps), *ras_gaps(case)):
+    seen_gaps = (gap for snapshot in case.capture.snapshots for gap in snapshot.gaps)
+    for gap in (*case.capture.gaps, *seen_gaps, *ras_gaps(case), *world_gaps(case)):
         seen.setdefault((gap.source, gap.subject, gap.reason), gap)
     return tuple(seen.values())
 
@@ -262,11 +265,8 @@ def _log_tail(case: Case) -> tuple[str, ...]:
 
 def _timings(case: Case) -> Timings:
     snapshots = case.capture.snapshots
-    spreads = []
-    for snapshot in snapshots:
-        times = [p.taken_at for p in snapshot.processes if p.taken_at is not None]
-        if times:
-            spreads.append(max(times) - min(times))
+    hosts = case.capture.hosts
+    spreads = [spread for snapshot in snapshots if (spread := spread_of(snapshot, hosts)) is not None]
     paused = [s.paused_s for s in snapshots if s.paused_s is not None]
     last = snapshots[-1] if snapshots else None
     wall = case.window_s + (last.duration_s or 0.0) if last else None
@@ -275,4 +275,6 @@ def _timings(case: Case) -> Timings:
         skew_s=max(spreads) if spreads else None,
         wall_s=wall,
         target_paused_s=max(paused) if paused else None,
+        clocks={h.name: h.clock_offset_s for h in hosts if h.clock_offset_s is not None},
+        start_skew_s=start_skew(hosts),
     )

@@ -188,7 +188,7 @@ def waits_for_storage(charge: Charge) -> Finding | None:
 
 def waits_for_another_host(charge: Charge) -> Finding | None:
     """All waiting on this host ends at a connection to somewhere else."""
-    elsewhere = remote_peer(charge.suspect.member)
+    elsewhere = remote_peer(charge.suspect.member, charge.case)
     if elsewhere is None or charge.suspect.track is not charge.suspect.member.lead:
         return None
     if movement(charge.suspect) is not Movement.STILL or not charge.is_waited_for:

@@ -17,6 +17,7 @@ from hangdoctor.analysis.progress import (
     progress_of,
     strongest,
 )
+from hangdoctor.analysis.world import read_world
 from hangdoctor.case import Case, Key, Member, Movement, ThreadTrack, ThreadView
 from hangdoctor.knowledge import Knowledge
 from hangdoctor.knowledge.catalogue import PhaseMatch, Role, RoleKind, Stage
@@ -44,8 +45,8 @@ def build_case(capture: Capture, knowledge: Knowledge) -> Case:
     everyone = [p for snapshot in capture.snapshots for p in snapshot.processes]
     server = knowledge.find_server(everyone)
     identities = identify.collect_identities(capture, knowledge, server)
-    world = identify.expected_world(everyone, server)
-    builder = _Builder(capture, knowledge, server, identities, world.local)
+    world = read_world(everyone, server)
+    builder = _Builder(capture, knowledge, server, identities, world.per_node)
     drafts = [builder.draft(identity) for identity in identities]
     members = builder.finish(drafts)
     return Case(
@@ -53,8 +54,9 @@ def build_case(capture: Capture, knowledge: Knowledge) -> Case:
         server=server,
         server_version=_version(everyone, server),
         members=members,
-        expected_world=world.expected,
+        expected_world=world.ranks,
         expected_local=world.local,
+        world=world,
     )
 
 

@@ -31,26 +31,34 @@ def connection_edges(case: Case, member: Member) -> Iterator[Edge]:
     if call is None or member.progress.kind is ProgressClass.PROOF or member.kind is RoleKind.LAUNCHER:
         return  # what it reads arrives: slow, not blocked; a launcher listens to its children as long as they live
     through_zmq = _is_zmq_wait(member.last, call)
+    host = member.key.host
+    here = (case.by_place.get((host, pid)) for pid in sorted(_other_ends(member.last, call)))
     holders = [
         m
-        for m in case.members
-        if m.pid in _other_ends(member.last, call)
-        and m.key.host == member.key.host
-        and (m.kind in _WAITING_KINDS or m.role in (CHILD, FOREIGN))
+        for m in {m.key: m for m in (*here, *_far_ends(case, member, call)) if m is not None}.values()
+        if (m.kind in _WAITING_KINDS or m.role in (CHILD, FOREIGN))
         and not (through_zmq and (is_idle(m) or _waits_for(m, member)))
     ]
     strength = Strength.LIKELY if len(holders) == 1 and not through_zmq else Strength.POSSIBLE
     for holder in holders:
         reason = "for a ZeroMQ message" if through_zmq else f"in {call.name}"
         yield Edge(EdgeKind.CONNECTION, lead_node(member), lead_node(holder), reason, call.target, strength)
-    elsewhere = remote_peer(member)
+    elsewhere = remote_peer(member, case)
     if not holders and elsewhere is not None:
         yield Edge(
             EdgeKind.CONNECTION, lead_node(member), None, f"in {call.name}", elsewhere, Strength.LIKELY
         )
 
 
-def remote_peer(member: Member) -> str | None:
+def _far_ends(case: Case, member: Member, call: Syscall) -> Iterator[Member]:
+    """Who was seen on another host at the other end."""
+    fds = _watched_fds(member.last, call)
+    for socket in member.last.sockets:
+        if socket.fd in fds:
+            yield from (m for m in case.wires.holders(socket) if m is not member)
+
+
+def remote_peer(member: Member, case: Case) -> str | None:
     """``10.0.0.7:29500 (torch's store)``, not on this host, where its lead waits for exactly that connection."""
     call = _awaited_call(member)
     if call is None:
@@ -67,7 +75,11 @@ def remote_peer(member: Member) -> str | None:
         return None
     remote = remotes.pop()
     service = _service(process, remote)
-    return f"{remote}{f' ({service})' if service else ''}, which is not on this host"
+    host = case.wires.host_of(remote)
+    where = "which is not on this host"
+    if len(case.capture.hosts) > 1:
+        where = f"on {host}, by nobody of the job" if host else "on a host that was not looked at"
+    return f"{remote}{f' ({service})' if service else ''}, {where}"
 
 
 def _is_elsewhere(socket: Socket) -> bool:
@@ -108,14 +120,20 @@ def _is_zmq_wait(process: Process, call: Syscall) -> bool:
 
 def _other_ends(process: Process, call: Syscall) -> set[int]:
     """Pids, without its own."""
-    if _is_zmq_wait(process, call):
-        calls = [t.syscall for t in process.threads if (t.comm or "").startswith(_ZMQ_THREAD)]
-        fds = {fd for watched in calls if watched is not None for fd in watched.fds}
-    else:
-        fds = set() if call.fd is None else {call.fd}
+    fds = _watched_fds(process, call)
     ends = {pid for file in process.files if file.fd in fds for pid in file.other_end}
     ends |= {pid for socket in process.sockets if socket.fd in fds for pid in socket.peers}
     return ends - {process.pid}
+
+
+def _watched_fds(process: Process, call: Syscall) -> set[int]:
+    """The descriptors that a message can come from; a set of one is no OR."""
+    if _is_zmq_wait(process, call):
+        calls = [t.syscall for t in process.threads if (t.comm or "").startswith(_ZMQ_THREAD)]
+        return {fd for watched in calls if watched is not None for fd in watched.fds}
+    if call.fd is None:
+        return set(call.fds) if len(call.fds) == 1 else set()
+    return {call.fd}
 
 
 def _waits_for(other: Member, member: Member) -> bool:

@@ -19,9 +19,10 @@ from hangdoctor.analysis.standing import (
     same_group,
 )
 from hangdoctor.analysis.waits import Edge, EdgeKind, Node, lead_node
+from hangdoctor.analysis.wires import name_unseen
 from hangdoctor.case import Case, Member
 from hangdoctor.knowledge.catalogue import RoleKind, Stage
-from hangdoctor.model import Activity, LockWait
+from hangdoctor.model import Activity, FileLock, LockWait
 from hangdoctor.report import Strength
 
 _WAITING_KINDS = (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER)
@@ -73,20 +74,17 @@ def _find_owner(case: Case, member: Member, lock: LockWait) -> Node | None:
     if lock.owner_tid is not None:
         return _find_thread(case, member, lock.owner_pid, lock.owner_tid)
     # Of a lock between processes the thread may have ended, or not be told.
-    host = member.key.host
-    owner = next((m for m in case.members if m.pid == lock.owner_pid and m.key.host == host), None)
+    owner = case.by_place.get((member.key.host, lock.owner_pid or 0))
     return lead_node(owner) if owner is not None and owner is not member else None
 
 
 def _find_thread(case: Case, member: Member, pid: int | None, tid: int) -> Node | None:
-    candidates = [member] if pid in (None, member.pid) else [m for m in case.members if m.pid == pid]
-    for candidate in candidates:
-        for track in candidate.threads:
-            if track.tid == tid:
-                return Node(candidate.key, tid)
-        if candidate is not member and candidate.key.host == member.key.host:
-            return lead_node(candidate)
-    return None
+    owner = member if pid in (None, member.pid) else case.by_place.get((member.key.host, pid or 0))
+    if owner is None:
+        return None
+    if any(track.tid == tid for track in owner.threads):
+        return Node(owner.key, tid)
+    return lead_node(owner) if owner is not member else None
 
 
 # -- collectives ---------------------------------------------------------------------------------
@@ -115,7 +113,7 @@ def _collective_edges(case: Case, member: Member) -> Iterator[Edge]:
             EdgeKind.COLLECTIVE,
             lead_node(member),
             None,
-            f"in {name}: {missing} ranks that were not seen here",
+            f"in {name}: {missing} ranks that were not seen here{name_unseen(case.wires, member)}",
             name,
             Strength.POSSIBLE,
         )
@@ -232,18 +230,19 @@ def _lock_file_edges(case: Case, member: Member) -> Iterator[Edge]:
     if not _is_at_a_lock_file(member):
         return
     for lock in case.capture.snapshots[-1].file_locks:
-        if member.pid in lock.waiters and lock.holder is not None and lock.holder != member.pid:
-            holder = next((m for m in case.members if m.pid == lock.holder), None)
+        is_here = lock.host in (None, member.key.host)
+        if is_here and member.pid in lock.waiters and lock.holder not in (None, member.pid):
+            holder = case.by_place.get((member.key.host, lock.holder or 0))
             node = lead_node(_owner_rank(case, holder)) if holder else None
-            yield Edge(
-                EdgeKind.LOCK_FILE,
-                lead_node(member),
-                node,
-                "a lock file",
-                lock.path,
-                Strength.CERTAIN,
-            )
+            what = "a lock file"
+            yield Edge(EdgeKind.LOCK_FILE, lead_node(member), node, what, lock.path, Strength.CERTAIN)
             return
+    polled = _polled_lock(case, member)
+    if polled is not None:
+        node = lead_node(_owner_rank(case, polled[1]))
+        path = polled[0].path
+        yield Edge(EdgeKind.LOCK_FILE, lead_node(member), node, "a lock file", path, Strength.LIKELY)
+        return
     builders = [m for m in case.ranks if m is not member and (m.compilers or _is_building(m))]
     for builder in builders:
         yield Edge(
@@ -263,6 +262,17 @@ def _lock_file_edges(case: Case, member: Member) -> Iterator[Edge]:
             None,
             Strength.POSSIBLE,
         )
+
+
+def _polled_lock(case: Case, member: Member) -> tuple[FileLock, Member] | None:
+    """Who polls for a lock is in no list of the kernel's. The only lock file that another member holds is meant."""
+    members = {m.pid: m for m in case.members if m.key.host == member.key.host}
+    held = [
+        (lock, members[lock.holder])
+        for lock in case.capture.snapshots[-1].file_locks
+        if lock.holder in members and lock.holder != member.pid and (lock.path or "").endswith("lock")
+    ]
+    return held[0] if len(held) == 1 else None
 
 
 def _is_at_a_lock_file(member: Member) -> bool:
@@ -285,8 +295,9 @@ def _owner_rank(case: Case, holder: Member) -> Member:
     """A compiler that holds a lock works for the rank above it."""
     if holder.kind is not RoleKind.COMPILER:
         return holder
-    pids = {c.pid: m for m in case.ranks for c in m.compilers}
-    return pids.get(holder.pid, holder)
+    host = holder.key.host
+    ranks = (m for m in case.ranks if m.key.host == host)
+    return next((m for m in ranks if any(c.pid == holder.pid for c in m.compilers)), holder)
 
 
 def _child_edges(case: Case, member: Member) -> Iterator[Edge]:

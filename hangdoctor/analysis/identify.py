@@ -25,13 +25,6 @@ CHILD = Role("child", "child of a rank", RoleKind.HELPER, "python")
 FOREIGN = Role("other", "other process", RoleKind.HELPER, "python")
 """Not Python and not known: listed, never blamed."""
 
-_SIZE_FLAGS = {
-    "tp": ("--tp", "--tp-size", "--tensor-parallel-size", "-tp"),
-    "pp": ("--pp", "--pp-size", "--pipeline-parallel-size", "-pp"),
-    "nnodes": ("--nnodes",),
-    "nproc": ("--nproc-per-node", "--nproc_per_node"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -192,48 +185,3 @@ def _ordinal(rank: Rank | None) -> int | None:
         if value is not None:
             return value
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """How many ranks there should be: on all hosts, and among what was looked at."""
-
-    expected: int | None
-    local: int | None
-
-
-def expected_world(processes: Sequence[Process], server: str | None) -> World:
-    """Read the size of the world from the server's command line or the ranks' environment."""
-    for process in processes:
-        sizes = _sizes(process.command)
-        if server in ("sglang", "vllm") and "tp" in sizes:
-            world = sizes["tp"] * sizes.get("pp", 1)
-            nodes = sizes.get("nnodes", 1)
-            return World(world, world // nodes if nodes else world)
-    for process in processes:
-        world_size = _number(process.environ, "WORLD_SIZE")
-        if world_size is not None:
-            local = _number(process.environ, "LOCAL_WORLD_SIZE")
-            # A job that meets at the loopback address has no ranks anywhere else.
-            is_here = (process.environ or {}).get("MASTER_ADDR") in ("127.0.0.1", "localhost", "::1")
-            return World(world_size, local or (world_size if is_here else None))
-    return World(None, None)
-
-
-def _sizes(command: Sequence[str]) -> dict[str, int]:
-    # A titled process has one string; an untitled one has argv.
-    words = command[0].split() if len(command) == 1 else list(command)
-    sizes: dict[str, int] = {}
-    for index, word in enumerate(words):
-        flag, _, value = word.partition("=")
-        for name, flags in _SIZE_FLAGS.items():
-            if flag in flags:
-                text = value or (words[index + 1] if index + 1 < len(words) else "")
-                if text.isdigit() and 0 < int(text) < 1_000_000:
-                    sizes[name] = int(text)
-    return sizes
-
-
-def _number(environ: Mapping[str, str] | None, name: str) -> int | None:
-    text = (environ or {}).get(name, "")
-    return int(text) if text.isdigit() and len(text) < 9 else None

@@ -30,6 +30,8 @@ class LogMove:
     """The newest line that is news."""
     pids: tuple[int, ...] = ()
     """Who writes that log."""
+    host: str | None = None
+    """Whose pids these are, where several hosts were looked at."""
     cause: str | None = None
     """Cause id of the phase that the line belongs to, where it is known."""
 
@@ -38,9 +40,9 @@ def log_progress(snapshots: Sequence[Snapshot]) -> LogMove:
     """Whether the target's logs say something new: a count that advances is proof, repeated text is not."""
     best = LogMove(ProgressClass.NONE, None)
     for earlier, later in pairwise(snapshots):
-        old = {log.path: log for log in earlier.logs}
+        old = {(log.host, log.path): log for log in earlier.logs}
         for log in later.logs:
-            previous = old.get(log.path)
+            previous = old.get((log.host, log.path))
             if previous is not None and log.lines != previous.lines:
                 move = _compare_logs(previous, log)
                 if _ORDER.index(move.kind) <= _ORDER.index(best.kind):
@@ -55,11 +57,11 @@ def _compare_logs(before: LogTail, after: LogTail) -> LogMove:
     for line in reversed(fresh):
         twin = known.get(_mask(line))
         if twin is not None and any(b > a for a, b in zip(_counts(twin), _counts(line), strict=False)):
-            return LogMove(ProgressClass.PROOF, line, after.pids)
+            return LogMove(ProgressClass.PROOF, line, after.pids, after.host)
     unheard = [line for line in fresh if _mask(line) not in known]
     if unheard:
-        return LogMove(ProgressClass.WEAK, unheard[-1], after.pids)
-    return LogMove(ProgressClass.ACTIVITY, fresh[-1] if fresh else None, after.pids)
+        return LogMove(ProgressClass.WEAK, unheard[-1], after.pids, after.host)
+    return LogMove(ProgressClass.ACTIVITY, fresh[-1] if fresh else None, after.pids, after.host)
 
 
 def _mask(line: str) -> str:

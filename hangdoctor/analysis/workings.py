@@ -32,6 +32,8 @@ def its_log_advances(charge: Charge) -> Finding | None:
         return None
     if log.pids and charge.suspect.member.pid not in log.pids:  # a log given with --log names no writer
         return None
+    if log.host not in (None, charge.suspect.member.key.host):
+        return None
     cause = phase_cause(charge.suspect)
     if cause not in SLOW_CAUSES and log.cause is not None:
         cause = Cause(log.cause)

@@ -269,6 +269,8 @@ def _timings(timings: Timings) -> Json:
         "skew_s": timings.skew_s,
         "wall_s": timings.wall_s,
         "target_paused_s": timings.target_paused_s,
+        "clocks": dict(timings.clocks),
+        "start_skew_s": timings.start_skew_s,
     }
 
 

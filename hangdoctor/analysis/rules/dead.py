@@ -82,6 +82,10 @@ def _absent_ranks(case: Case, present: Sequence[Member]) -> str:
     expected = case.expected_local or (case.expected_world if len(case.capture.hosts) > 1 else None)
     if expected is None or not present or len(present) >= expected:
         return ""
+    ranks = {m.rank.global_rank if m.rank else None for m in present}
+    if expected == case.expected_world and None not in ranks:
+        # Local numbers say nothing here: every host has a 0.
+        return fold_numbers(n for n in range(expected) if n not in ranks) or "?"
     numbers = {
         v for m in present if m.rank for v in (m.rank.tp, m.rank.local, m.rank.global_rank) if v is not None
     }

@@ -44,7 +44,8 @@ def _works_by_nature(situation: Situation, finding: Finding) -> bool:
 
 def _charge(situation: Situation, suspect: Suspect) -> Charge:
     wanted = tuple(e for e in situation.graph.edges if e.kind is EdgeKind.LOCK and e.holder == suspect.node)
-    gpu = next((g for g in situation.gpus if suspect.member.pid in g.pids), None)
+    pid, host = suspect.member.pid, suspect.member.key.host
+    gpu = next((g for g in situation.gpus if pid in g.pids and g.host in (None, host)), None)
     return Charge(situation.case, suspect, situation.is_waited_for, wanted, situation.log, gpu)
 
 

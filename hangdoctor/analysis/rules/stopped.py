@@ -14,8 +14,8 @@ def check(situation: Situation) -> Finding | None:
     awaited = [s.member for s in situation.suspects] if situation.is_waited_for else []
     stopped = [m for m in case.members if is_stopped(m) and (m in case.principals or m in awaited)]
     if not stopped:
-        target = case.capture.target.pid
-        stopped = [m for m in case.members if is_stopped(m) and m.pid == target]
+        target = case.target_member
+        stopped = [m for m in case.members if is_stopped(m) and m is target]
     if not stopped:
         return None
     labels = fold_labels(m.label for m in stopped)
