@@ -16,8 +16,8 @@ from hangdoctor.analysis import diagnose
 from hangdoctor.knowledge import load_knowledge
 from hangdoctor.model import Frame, Gap
 from hangdoctor.render import RENDERERS, RenderOptions
-from hangdoctor.render._wording import location
-from hangdoctor.render.terminal import brief_stack, folded_frames, wrap
+from hangdoctor.render._wording import brief_stack, location
+from hangdoctor.render.terminal import folded_frames, wrap
 from hangdoctor.report import Party, Report, Strength, Wait
 from tests.expectations import BUNDLES, RECORDED
 from tests.render_support import SAMPLES, compiling, hostile, laggard, many_ranks, unknown

@@ -11,6 +11,7 @@ from hangdoctor.report import Evidence, Party, ProcessRow, Report
 
 _PID = re.compile(r"\(pid (\d+)\)")
 _MOST = 12
+_MOST_OF_A_WAIT = 6
 _Place = tuple[str | None, int]
 
 
@@ -28,10 +29,10 @@ class Citations:
         cited = {name for culprit in report.verdict.culprits for name in culprit.evidence}
         self._general: list[str] = []
         for piece in report.evidence:
-            row = _row_of(piece, by_pid)
-            if row is not None:
-                self._of[row.host, row.pid].append(piece.id)
-                self._places[piece.id] = (row.host, row.pid)
+            home = _row_of(piece, by_pid)
+            if home is not None:
+                self._of[home.host, home.pid].append(piece.id)
+                self._places[piece.id] = (home.host, home.pid)
             elif piece.id not in cited:
                 self._general.append(piece.id)
         known = [piece.id for piece in report.evidence]
@@ -59,7 +60,7 @@ class Citations:
     def of_parties(self, parties: Iterable[Party | None]) -> tuple[str, ...]:
         """Evidence on the ends of a wait, each piece once."""
         found = (self.of(party.pid, party.host) for party in parties if party is not None)
-        return tuple(dict.fromkeys(name for names in found for name in names))[:_MOST]
+        return tuple(dict.fromkeys(name for names in found for name in names))[:_MOST_OF_A_WAIT]
 
     def place(self, evidence_id: str) -> _Place | None:
         """Host and pid of the process that a piece of evidence speaks of."""

@@ -229,6 +229,12 @@ def _arrow(number: int, start: tuple[int, int], end: tuple[int, int], floor: int
         bend = min(GAP_X // 2, (x2 - x1) // 2)
         path = f"M{x1} {y1} C{x1 + bend} {y1} {x2 - bend} {y2} {x2 - 2} {y2}"
         return Arrow(number, path, x1 + 16, y1 + (y2 - y1) // 12, is_certain)
+    if _are_neighbours(start, end):
+        # One side for the way down and one for the way up: two that wait for each other are two arrows.
+        is_down = end[1] > start[1]
+        x = start[0] + BOX_WIDTH * (3 if is_down else 1) // 4
+        y1, y2 = (start[1] + BOX_HEIGHT, end[1] - 2) if is_down else (start[1], end[1] + BOX_HEIGHT + 2)
+        return Arrow(number, f"M{x} {y1} L{x} {y2}", x + 22, (y1 + y2) // 2, is_certain)
     # Against the reading direction, or within a column: below the boxes.
     x1, y1 = start[0] + BOX_WIDTH * 2 // 3, start[1] + BOX_HEIGHT
     x2, y2 = end[0] + BOX_WIDTH // 3, end[1] + BOX_HEIGHT
@@ -237,8 +243,14 @@ def _arrow(number: int, start: tuple[int, int], end: tuple[int, int], floor: int
     return Arrow(number, path, (x1 + x2) // 2, (6 * low + y1 + y2) // 8, is_certain)
 
 
+def _are_neighbours(start: tuple[int, int], end: tuple[int, int]) -> bool:
+    """Whether one box stands right below the other."""
+    return start[0] == end[0] and abs(start[1] - end[1]) == BOX_HEIGHT + GAP_Y
+
+
 def _is_back(pair: tuple[_Node, _Node], places: dict[_Node, tuple[int, int]]) -> bool:
-    return places[pair[1]][0] <= places[pair[0]][0]
+    start, end = places[pair[0]], places[pair[1]]
+    return end[0] <= start[0] and not _are_neighbours(start, end)
 
 
 def _legend(number: int, waiter: _Node, holder: _Node, wait: Wait, citations: Citations) -> Legend:

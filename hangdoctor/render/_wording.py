@@ -20,6 +20,8 @@ _DIGITS = re.compile(r"(\d+)")
 # Package roots: what follows is the name a reader knows (`vllm/v1/worker/gpu_worker.py`, `threading.py`).
 _PACKAGE_ROOT = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+t?)/")
 _LONGEST_PATH = 4096  # the kernel's own limit
+_CALLER = " ◂ "
+_MORE = re.compile(r"(\d{1,9}) more")
 _PROGRESS_WORDS = {
     ProgressClass.PROOF: "moves",
     ProgressClass.WEAK: "seems to move",
@@ -246,6 +248,16 @@ def call(frame: Frame, *, brief: bool = False) -> str:
     if brief:
         place = place.rpartition("/")[2]
     return f"{clean(frame.function)} ({place})" if place else clean(frame.function)
+
+
+def brief_stack(text: str, shown: int = 2) -> str:
+    """Evidence that quotes a stack, with its innermost frames only: the whole stack stands below it on the screen."""
+    frames = text.split(_CALLER)
+    counted = _MORE.fullmatch(frames[-1])
+    hidden = int(counted[1]) - 1 if counted else 0
+    if len(frames) <= shown + 1:
+        return text
+    return _CALLER.join((*frames[:shown], f"{len(frames) - shown + hidden} more"))
 
 
 def progress_text(progress: Progress) -> str:

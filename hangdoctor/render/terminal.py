@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
@@ -20,11 +21,13 @@ from hangdoctor.render._base import Renderer, RenderOptions
 from hangdoctor.render._digest import VERDICT_WORDS, Names, fold_gaps, fold_waits, group_state, heading, looks
 from hangdoctor.render._wording import (
     bar,
+    brief_stack,
     call,
     clean,
     clip,
     count,
     duration,
+    fold_labels,
     fold_values,
     gpu_text,
     location,
@@ -41,8 +44,6 @@ _SHOWN_GAPS = 3
 _SHOWN_GROUPS = 12
 _SHOWN_STEPS = 3
 _ALL = 1 << 30
-_CALLER = " ◂ "
-_MORE = re.compile(r"(\d{1,9}) more")
 _WORDS = re.compile(r"\s*\S+")
 
 
@@ -108,6 +109,8 @@ class _Page:
             self._processes()
         self._next_steps()
         self._verdict()
+        if self._console.no_color:
+            return "".join(f"{line.plain}\n" for line in self.lines)
         with self._console.capture() as captured:
             for line in self.lines:
                 self._console.print(line, soft_wrap=True)
@@ -316,16 +319,23 @@ class _Page:
         for gpu in row.gpu:
             self.put((gpu_text(gpu), "dim"), indent=4, hanging=6)
         idle = [thread for thread in row.threads if thread.is_machinery]
+        alike: dict[object, list[ThreadRow]] = defaultdict(list)
         for thread in row.threads:
             if not thread.is_machinery:
-                self._thread(thread)
+                # Pools of equal threads wait on objects of their own; that is no difference worth a stack each.
+                alike[thread.stack, thread.state, thread.activity, thread.phase].append(thread)
+        for threads in alike.values():
+            self._threads(threads)
         if idle:
             self.put((f"and {count(len(idle), 'helper thread')} of its libraries", "dim"), indent=4)
 
-    def _thread(self, thread: ThreadRow) -> None:
-        name = clean(thread.name or f"thread {thread.tid}")
-        facts = [thread.state or "", thread.activity or "", thread.phase or "", thread.waits_on or ""]
-        self.put((name, "cyan"), ": ", clean(", ".join(filter(None, facts))), indent=4, hanging=8)
+    def _threads(self, threads: list[ThreadRow]) -> None:
+        """One thread, or several of the same stack under all their names."""
+        thread = threads[0]
+        names = fold_labels(clean(thread.name or f"thread {thread.tid}") for thread in threads)
+        waits = thread.waits_on if len({thread.waits_on for thread in threads}) == 1 else None
+        facts = [thread.state or "", thread.activity or "", thread.phase or "", waits or ""]
+        self.put((names, "cyan"), ": ", clean(", ".join(filter(None, facts))), indent=4, hanging=8)
         self._frames(thread.stack, None, _ALL, indent=6)
 
     def _next_steps(self) -> None:
@@ -365,16 +375,6 @@ class _Page:
             self.put(
                 ("Would be refuted by: ", "dim"), clean("; or ".join(verdict.refuted_by)), indent=1, hanging=3
             )
-
-
-def brief_stack(text: str, shown: int = 2) -> str:
-    """Evidence that quotes a stack, with its innermost frames only: the whole stack stands below it on the screen."""
-    frames = text.split(_CALLER)
-    counted = _MORE.fullmatch(frames[-1])
-    hidden = int(counted[1]) - 1 if counted else 0
-    if len(frames) <= shown + 1:
-        return text
-    return _CALLER.join((*frames[:shown], f"{len(frames) - shown + hidden} more"))
 
 
 def folded_frames(
