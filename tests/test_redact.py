@@ -314,6 +314,11 @@ def test_strict_renames_who_and_where_consistently() -> None:
         ("nodes gpu-a[07-08,11] of gpu-a07", "nodes hosts-*** of host-1"),
         ("thread alice.b-loader of run_alice.b", "thread user-1-loader of run_user-1"),
         ("malice.bx", "malice.bx"),
+        ("to gpu-q1.site.example:29500, from gpu-q2.site.example", "to host-N:29500, from host-N"),
+        (
+            "at torch.distributed.elastic.py:120 of a.b.c.cpp:33",
+            "at torch.distributed.elastic.py:120 of a.b.c.cpp:33",
+        ),
     ],
 )
 def test_strict_finds_names_in_other_notations(text: str, wanted: str) -> None:

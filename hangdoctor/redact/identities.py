@@ -19,6 +19,10 @@ _QUALIFIED = re.compile(
     r"\b(?:[a-z0-9][a-z0-9-]{0,62}\.)+(?:internal|cluster\.local|lan|corp|svc|in-addr\.arpa)\b"
     r"|\bip-(?:\d{1,3}-){3}\d{1,3}\b"  # EC2 names hosts by their addresses
 )
+# `name.site.example:29500` in a log; a place in code (`a.b.py:12`) has a file's ending there.
+_HOST_PORT = re.compile(
+    r"(?<![\w./@-])(?P<host>(?:[a-z0-9][a-z0-9-]*\.){2,}(?!(?:py|pyx|cc?|cpp|cu|cuh|h|hpp|rs|go|so|js|ts|sh)\b)[a-z]{2,})(?=:\d{2,5}\b)"
+)
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)")
 _IPV6 = re.compile(
     r"(?<![\w:.])\[?(?P<address>[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?P<zone>%\w+)?\]?(?![\w:])"
@@ -48,6 +52,7 @@ class Pseudonyms:
         self._users: dict[str, str] = {}
         self._hosts: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
+        self._domains: set[str] = set()
         self._words: re.Pattern[str] | None = None
         self._done: dict[str, str] = {}
 
@@ -102,8 +107,9 @@ class Pseudonyms:
         text = _USER_IS.sub(lambda m: m["head"] + self._user(m["user"]), text)
         text = _USER_AT.sub(self._rename_login, text)
         text = _URL_HOST.sub(lambda m: m["head"] + self._host(m["host"]), text)
-        if "." in text:
+        if "." in text or "ip-" in text:
             text = _QUALIFIED.sub(lambda m: self._host(m[0]), text)
+            text = _HOST_PORT.sub(lambda m: self._host(m["host"]), text)
         if self._words is None:
             self._words = self._known_words()
         text = self._words.sub(self._rename_word, text)
@@ -114,26 +120,32 @@ class Pseudonyms:
         return text
 
     def _known_words(self) -> re.Pattern[str]:
-        known = sorted({*self._hosts, *self._users}, key=lambda name: (-len(name), name))
-        long = "|".join(re.escape(name) for name in known if len(name) >= _LONG)
-        short = "|".join(re.escape(name) for name in known if len(name) < _LONG)
+        """Everything that is known to be a name, as one pattern: the longest first, for one may begin with another."""
+        known = {*self._hosts, *self._users}
+        long = _any_of(name for name in known if len(name) >= _LONG)
+        short = _any_of(name for name in known if len(name) < _LONG)
         # `gpu-a[07-08]`, as Slurm and ClusterShell write it, names hosts as well as they do themselves.
-        stems = {match["stem"] for name in self._hosts if (match := _NUMBERED.fullmatch(name))}
-        sets = "|".join(map(re.escape, sorted(stems, key=lambda stem: (-len(stem), stem))))
+        stems = _any_of({match["stem"] for name in self._hosts if (match := _NUMBERED.fullmatch(name))})
         return re.compile(
-            rf"(?<![\w-])(?P<set>(?:{sets or '(?!)'})\[[\d,-]+\])"
-            rf"|(?<![A-Za-z0-9])(?:{long or '(?!)'})(?![A-Za-z0-9])|(?<![\w-])(?:{short or '(?!)'})(?![\w-])"
+            rf"(?<![\w.-])(?P<under>(?:[A-Za-z0-9-]+\.)+{_any_of(self._domains)})(?![\w-])"
+            rf"|(?<![\w-])(?P<set>{stems}\[[\d,-]+\])"
+            rf"|(?<![A-Za-z0-9]){long}(?![A-Za-z0-9])|(?<![\w-]){short}(?![\w-])"
         )
 
     def _rename_word(self, match: re.Match[str]) -> str:
         if match["set"]:
             return "hosts-***"
+        if match["under"] and match["under"] not in self._hosts:
+            return self._host(match["under"])
         return self._hosts.get(match[0]) or self._users.get(match[0]) or match[0]
 
     def _rename_login(self, match: re.Match[str]) -> str:
         name = match["user"]
         user = self._users.get(name) or (name if re.fullmatch(r"git|user-\d+", name) else "user")
-        return f"{user}@{self._host(match['host']) if match['host'] else ''}"
+        if not match["host"] or _PUBLIC.search(match["host"]):
+            return f"{user}@{match['host'] or ''}"
+        self._domains.add(match["host"])
+        return f"{user}@{self._new(self._hosts, match['host'], 'host')}"
 
     def _user(self, name: str) -> str:
         if name.lower() in _NOBODY or re.fullmatch(r"user-\d+|\*+", name):
@@ -146,7 +158,9 @@ class Pseudonyms:
         if is_ours or plain in _LOCAL | _NOBODY or _PUBLIC.search(plain) or _is_address(plain):
             return name  # addresses have a rule of their own
         if name not in self._hosts and "." in name:
-            # gpu7.corp and gpu7 are one host.
+            # gpu7.corp and gpu7 are one host, and gpu8.corp is another one.
+            if "." in (domain := name.partition(".")[2]):
+                self._domains.add(domain)
             self._hosts[name] = self._new(self._hosts, name.partition(".")[0], "host")
             self._words = None
         return self._new(self._hosts, name, "host")
@@ -175,3 +189,8 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _any_of(names: Iterable[str]) -> str:
+    ordered = sorted(names, key=lambda name: (-len(name), name))
+    return f"(?:{'|'.join(map(re.escape, ordered)) or '(?!)'})"
