@@ -12,6 +12,7 @@ from hangdoctor.analysis import blockages, polling, workings
 from hangdoctor.analysis.charges import Charge, movement
 from hangdoctor.analysis.findings import Finding, Suspect
 from hangdoctor.analysis.requests import takes_requests
+from hangdoctor.analysis.standing import waits_for_work_throughout
 from hangdoctor.case import Movement
 from hangdoctor.knowledge.catalogue import Stage
 from hangdoctor.report import ProgressClass
@@ -57,4 +58,6 @@ def _serves(suspect: Suspect) -> bool:
         return False
     if member.phase.waits_for == "storage":  # a checkpoint being saved: the others wait for that, too
         return False
-    return movement(suspect) is Movement.MOVING or member.progress.kind is ProgressClass.PROOF
+    if member.progress.kind is ProgressClass.PROOF:
+        return True
+    return movement(suspect) is Movement.MOVING and not waits_for_work_throughout(suspect.track)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangdoctor.analysis.progress import newest_sequences
 from hangdoctor.case import Member, Movement, ThreadTrack
-from hangdoctor.knowledge.catalogue import Stage
+from hangdoctor.knowledge.catalogue import PhaseMatch, Stage
 from hangdoctor.model import Activity, Process, Rank
 
 
@@ -48,15 +48,34 @@ def is_settled(track: ThreadTrack | None) -> bool:
     return _same_wait_throughout(track)
 
 
+_WAITS = frozenset({Activity.WAIT_PEER, Activity.WAIT_CHILD, Activity.WAIT_LOCK})
+
+
 def _same_wait_throughout(track: ThreadTrack) -> bool:
     """The stack changed only inside one and the same wait (a poll loop within a rendezvous)."""
+    return _is_in_one_wait(track, _WAITS)
+
+
+def waits_for_work_throughout(track: ThreadTrack | None) -> bool:
+    """The stack changed only inside its main loop's wait, which spins for a second and then polls, say."""
+    if track is None or not _is_in_one_wait(track, _WAITS | {Activity.WAIT_WORK}):
+        return False
+    return all(phase is not None and phase.stage is Stage.IDLE for phase in track.phases)
+
+
+def _is_in_one_wait(track: ThreadTrack, waits: frozenset[Activity]) -> bool:
     views = [view for view in track.views if view is not None]
-    ids = {
-        v.match.aspect.id if v.match and v.match.aspect else v.match.phase.id if v.match else None
-        for v in views
-    }
-    waits = {Activity.WAIT_PEER, Activity.WAIT_CHILD, Activity.WAIT_LOCK}
+    ids = {_wait_id(view.match, waits) for view in views}
     return len(views) > 1 and len(ids) == 1 and None not in ids and all(v.activity in waits for v in views)
+
+
+def _wait_id(match: PhaseMatch | None, waits: frozenset[Activity]) -> str | None:
+    """A phase that is a wait by itself stays that wait, whatever primitive it is in at the moment."""
+    if match is None:
+        return None
+    if match.phase.activity in waits or match.aspect is None:
+        return match.phase.id
+    return match.aspect.id
 
 
 def is_idle(member: Member) -> bool:
