@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
+from itertools import combinations
 
 import html5lib
 import jsonschema
@@ -13,6 +15,9 @@ from hangdoctor import bundle
 from hangdoctor.analysis import diagnose
 from hangdoctor.knowledge import load_knowledge
 from hangdoctor.render import RENDERERS, RenderOptions
+from hangdoctor.render._citations import Citations
+from hangdoctor.render._digest import Names
+from hangdoctor.render._wait_graph import draw_waits
 from hangdoctor.render.markdown import LIMIT
 from hangdoctor.report import Report
 from tests.expectations import BUNDLES, RECORDED
@@ -67,6 +72,14 @@ def test_html_is_valid_and_every_link_leads_somewhere(name: str) -> None:
     assert len(text) < 1_000_000
     for piece in report(name).evidence:
         assert f'href="#{piece.id}"' in text, "each piece of evidence is cited by something"
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_numbers_on_the_arrows_can_be_told_apart(name: str) -> None:
+    names = Names(report(name))
+    drawing = draw_waits(report(name), names, Citations(report(name), names))
+    places = [(arrow.badge_x, arrow.badge_y) for arrow in drawing.arrows] if drawing else []
+    assert all(math.dist(a, b) >= 18 for a, b in combinations(places, 2))
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -17,6 +17,7 @@ _ARC = 38
 _TITLE = 22
 """Letters that fit into a box at 13 px, wide ones included."""
 _UNSEEN = "not seen"
+_Point = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def draw_waits(report: Report, names: Names, citations: Citations) -> Drawing | 
         max(box.y for box in boxes)
         + BOX_HEIGHT
         + MARGIN
-        + (40 if any(_is_back(a, places) for a in pairs) else 0)
+        + (40 if any(_goes_below(a, places) for a in pairs) else 0)
     )
     return Drawing(width, height, boxes, arrows, legend, len(nodes) - len(shown))
 
@@ -216,26 +217,22 @@ def _culprit_names(report: Report, names: Names, known: Iterable[str]) -> set[st
     return found
 
 
-def _arrow(number: int, start: tuple[int, int], end: tuple[int, int], floor: int, wait: Wait) -> Arrow:
+def _arrow(number: int, start: _Point, end: _Point, floor: int, wait: Wait) -> Arrow:
     is_certain = wait.strength is Strength.CERTAIN
     if end[0] - start[0] > BOX_WIDTH + GAP_X:
         # Over the heads of what stands between.
         x1, x2, high = start[0] + BOX_WIDTH * 2 // 3, end[0] + BOX_WIDTH // 3, min(start[1], end[1]) - _ARC
         path = f"M{x1} {start[1]} C{x1 + 40} {high} {x2 - 40} {high} {x2} {end[1] - 2}"
         return Arrow(number, path, (x1 + x2) // 2, (high * 3 + (start[1] + end[1]) // 2) // 4, is_certain)
-    if end[0] > start[0]:
-        x1, y1 = start[0] + BOX_WIDTH, start[1] + BOX_HEIGHT // 2
-        x2, y2 = end[0], end[1] + BOX_HEIGHT // 2
-        bend = min(GAP_X // 2, (x2 - x1) // 2)
-        path = f"M{x1} {y1} C{x1 + bend} {y1} {x2 - bend} {y2} {x2 - 2} {y2}"
-        return Arrow(number, path, x1 + 16, y1 + (y2 - y1) // 12, is_certain)
+    if abs(end[0] - start[0]) == BOX_WIDTH + GAP_X:
+        return _between_columns(number, start, end, is_certain)
     if _are_neighbours(start, end):
         # One side for the way down and one for the way up: two that wait for each other are two arrows.
         is_down = end[1] > start[1]
         x = start[0] + BOX_WIDTH * (3 if is_down else 1) // 4
         y1, y2 = (start[1] + BOX_HEIGHT, end[1] - 2) if is_down else (start[1], end[1] + BOX_HEIGHT + 2)
         return Arrow(number, f"M{x} {y1} L{x} {y2}", x + 22, (y1 + y2) // 2, is_certain)
-    # Against the reading direction, or within a column: below the boxes.
+    # Far against the reading direction, or far within a column: below the boxes.
     x1, y1 = start[0] + BOX_WIDTH * 2 // 3, start[1] + BOX_HEIGHT
     x2, y2 = end[0] + BOX_WIDTH // 3, end[1] + BOX_HEIGHT
     low = floor + 44
@@ -243,14 +240,26 @@ def _arrow(number: int, start: tuple[int, int], end: tuple[int, int], floor: int
     return Arrow(number, path, (x1 + x2) // 2, (6 * low + y1 + y2) // 8, is_certain)
 
 
-def _are_neighbours(start: tuple[int, int], end: tuple[int, int]) -> bool:
+def _between_columns(number: int, start: _Point, end: _Point, is_certain: bool) -> Arrow:
+    """Through the gap; the way back runs lower, so that two that wait for each other are two arrows."""
+    is_forth = end[0] > start[0]
+    height = BOX_HEIGHT // 2 if is_forth else BOX_HEIGHT - 9
+    x1, y1 = start[0] + (BOX_WIDTH if is_forth else 0), start[1] + height
+    x2, y2 = end[0] + (0 if is_forth else BOX_WIDTH), end[1] + height
+    bend, tip = (GAP_X // 2, -2) if is_forth else (-GAP_X // 2, 2)
+    path = f"M{x1} {y1} C{x1 + bend} {y1} {x2 - bend} {y2} {x2 + tip} {y2}"
+    # A point of the curve, nearer to its start: there arrows that cross or leave the same box are apart.
+    return Arrow(number, path, x1 + (x2 - x1) * 38 // 100, y1 + (y2 - y1) * 28 // 100, is_certain)
+
+
+def _are_neighbours(start: _Point, end: _Point) -> bool:
     """Whether one box stands right below the other."""
     return start[0] == end[0] and abs(start[1] - end[1]) == BOX_HEIGHT + GAP_Y
 
 
-def _is_back(pair: tuple[_Node, _Node], places: dict[_Node, tuple[int, int]]) -> bool:
+def _goes_below(pair: tuple[_Node, _Node], places: dict[_Node, _Point]) -> bool:
     start, end = places[pair[0]], places[pair[1]]
-    return end[0] <= start[0] and not _are_neighbours(start, end)
+    return end[0] <= start[0] and start[0] - end[0] != BOX_WIDTH + GAP_X and not _are_neighbours(start, end)
 
 
 def _legend(number: int, waiter: _Node, holder: _Node, wait: Wait, citations: Citations) -> Legend:
