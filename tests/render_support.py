@@ -470,6 +470,23 @@ def many_ranks(count: int = 1024, culprit: int = 613) -> Report:
     )  # fmt: skip
 
 
+def with_threads(report: Report, count: int) -> Report:
+    """Every process with so many threads more, in three places."""
+    rows = []
+    for row in report.processes:
+        more = tuple(
+            replace(
+                row.threads[0],
+                tid=row.pid * 1000 + n,
+                name=f"t{n}",
+                stack=(FLUSHER, GET_RESPONSE, ALL_REDUCE)[n % 3],
+            )
+            for n in range(count)
+        )
+        rows.append(replace(row, threads=(*row.threads, *more)))
+    return replace(report, processes=tuple(rows))
+
+
 HOSTILE = (
     "\x1b[31mred\x1b[0m `tick` ```fence``` |pipe| <script>alert(1)</script> [/int] [x](http://e) @user #12 "
     "\u202egnp.exe\n# head\r$&*_~"

@@ -18,6 +18,7 @@ from tests.test_redact import Canaries, command_line, environment, log_lines
 
 ROOT = Path(__file__).parent.parent
 QUICK = ("--snapshots", "2", "--interval", "0.2")
+STALLS = ("--interval", "0.3", "--stall", "0.4", "--once", "--for", "20")
 HOST, OTHER_HOST, USER, ADDRESS = "gpu-b19", "gpu-b20", "alice.zz", "10.20.30.40"
 IDENTITIES = (
     USER,
@@ -45,7 +46,7 @@ def hangdoctor(*words: object, env: Mapping[str, str] | None = None) -> subproce
 
 
 def artefacts(program: Stuck, folder: Path, *redact: str) -> dict[str, str]:
-    """Everything that attach, analyze, diff and their options write, print and say about a process, by name."""
+    """Everything that attach, analyze, diff, watch and their options write, print and say of a process, by name."""
     texts = {}
     capture = folder / "a.hang"
     for name, words in {
@@ -55,6 +56,7 @@ def artefacts(program: Stuck, folder: Path, *redact: str) -> dict[str, str]:
         "issue of a capture": ("analyze", capture, "--github-issue"),
         "diff": ("diff", capture, "--detail"),
         "diff as json": ("diff", capture, "--json", "--detail"),
+        "watch": ("watch", program.pid, *STALLS, "-o", folder / "watch", "-vv"),
         "check": ("check", program.pid),
     }.items():
         done = hangdoctor(*words, *(redact if words[0] != "check" else ()))
@@ -66,8 +68,10 @@ def artefacts(program: Stuck, folder: Path, *redact: str) -> dict[str, str]:
         done = hangdoctor("analyze", capture, "--detail", "-f", name, "-o", file, *redact)
         assert file.stat().st_size > 100, (name, done.stderr)
         texts[name] = file.read_text()
-    for file in folder.glob("*.hang"):
-        texts[file.name] = repr(bundle.read(file))
+    for file in folder.rglob("*.hang"):
+        texts[file.name] = texts.get(file.name, "") + repr(bundle.read(file))
+    reports = [*folder.glob("watch/*/*.json"), *folder.glob("watch/*/*.md")]
+    texts["reports of watch"] = "".join(file.read_text() for file in reports)
     return texts
 
 
@@ -97,6 +101,9 @@ def test_no_artefact_of_a_live_process_holds_its_secrets(tmp_path: Path) -> None
         "a.hang",
         "b.hang",
         "c.hang",
+        "watch.hang",
+        "capture.hang",
+        "reports of watch",
     ):
         assert "flush-***" in texts[name], f"{name} shows the thread that was named after a secret"
     assert "gh issue create" in texts["issue"] and "gh issue create" in texts["issue of a capture"]

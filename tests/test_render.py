@@ -77,15 +77,16 @@ def test_the_environment_changes_nothing(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", sorted(RENDERERS))
-@pytest.mark.parametrize("detail", [False, True])
-def test_a_thousand_ranks(name: str, detail: bool) -> None:
+@pytest.mark.parametrize(("detail", "threads"), [(False, 0), (True, 0), (True, 40)])
+def test_a_thousand_ranks(name: str, detail: bool, threads: int) -> None:
+    """``threads``: so many more Python threads in each rank, as a server has them; all of their stacks are shown."""
     # A process of its own, because its memory is the question; CPU time, because the machine may be busy.
     code = f"""
 import json, re, sys, time
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-from tests.render_support import many_ranks
+from tests.render_support import many_ranks, with_threads
 from hangdoctor.render import RENDERERS, RenderOptions
-report = many_ranks()
+report = with_threads(many_ranks(), {threads})
 before = time.process_time()
 text = RENDERERS[{name!r}].render(report, RenderOptions(detail={detail}))
 cpu = time.process_time() - before
