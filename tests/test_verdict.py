@@ -22,6 +22,7 @@ from hangdoctor.model import (
 )
 from hangdoctor.report import Cause, Confidence, Kind, Report
 from tests.captures import (
+    C10D,
     FUTEX,
     FUTEX_TIMED,
     RUNNING,
@@ -228,6 +229,63 @@ def test_twin_a_front_end_is_not_alone(jobs: list[Looks]) -> None:
 def test_twin_a_pasted_stack_of_a_front_end_does_not_say_that_it_is_alone() -> None:
     pasted = replace(capture([api_server("--tensor-parallel-size", "2")]), origin="py-spy")
     assert diagnose(pasted, knowledge()).verdict.kind is not Kind.HUNG
+
+
+SHM = "/site-packages/vllm/distributed/device_communicators/shm_broadcast.py"
+MULTIPROC = "/site-packages/vllm/v1/executor/multiproc_executor.py"
+WORKER_LOOP = (f"MessageQueue.dequeue {SHM}:971", f"WorkerProc.worker_busy_loop {MULTIPROC}:1041")
+WORKER_SPINS = frames(
+    "sched_yield /site-packages/vllm/distributed/utils.py:46", f"SpinCondition.wait {SHM}:208", *WORKER_LOOP
+)
+WORKER_POLLS = frames(
+    "Poller.poll /site-packages/zmq/sugar/poll.py:106", f"SpinCondition.wait {SHM}:210", *WORKER_LOOP
+)
+WORKER_COMPUTES = frames(
+    f"all_reduce {C10D}:3252",
+    "CpuCommunicator.all_reduce /site-packages/vllm/distributed/device_communicators/cpu_communicator.py:85",
+    "Worker.execute_model /site-packages/vllm/v1/worker/gpu_worker.py:700",
+    f"WorkerProc.worker_busy_loop {MULTIPROC}:1041",
+)
+ENGINE_IN_STEP = frames(
+    f"SpinCondition.wait {SHM}:208",
+    f"MultiprocExecutor.collective_rpc.<locals>.get_response {MULTIPROC}:420",
+    "EngineCore.step /site-packages/vllm/v1/engine/core.py:430",
+    "EngineCoreProc.run_busy_loop /site-packages/vllm/v1/engine/core.py:1150",
+)
+
+
+def vllm_in_a_step(worker_0: Looks, worker_1: Looks, engine_reads: tuple[int, ...]) -> list[Looks]:
+    engine = Looks(
+        pid=4001, ppid=4000, stacks=[ENGINE_IN_STEP], command=("VLLM::EngineCore",), read_calls=engine_reads
+    )
+    return [api_server("--tensor-parallel-size", "2"), engine, worker_0, worker_1]
+
+
+def worker(number: int, stacks: list[tuple[Frame, ...]], **facts: object) -> Looks:
+    title = (f"VLLM::Worker_TP{number}",)
+    return Looks(pid=4100 + number, ppid=4001, stacks=stacks, command=title, comm=title[0], **facts)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_spins_and_then_polls_for_work_its_peer_is_in_waits_all_the_time() -> None:
+    """The first look met it within the second for which the queue spins."""
+    late = worker(1, [WORKER_SPINS, WORKER_POLLS, WORKER_POLLS], cpu_s=0.01)
+    report = diagnosis(vllm_in_a_step(worker(0, [WORKER_COMPUTES]), late, (900, 900, 900)))
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.LAGGARD)
+    assert [c.pid for c in report.verdict.culprits] == [4101]
+
+
+def test_twin_workers_met_in_their_queue_while_steps_go_on_hold_nobody_up() -> None:
+    """A step of a tiny model is so short that all looks fall between two of them."""
+    busy = {"cpu_s": 4.0, "syscall": RUNNING, "state": "R"}
+    workers = [worker(n, [WORKER_SPINS], **busy) for n in (0, 1)]
+    report = diagnosis(vllm_in_a_step(*workers, (900, 9_000, 29_000)))
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.READY, Cause.SERVING)
+
+
+def test_twin_steps_that_ended_with_the_second_look_are_no_steps_now() -> None:
+    workers = [worker(n, [WORKER_POLLS]) for n in (0, 1)]
+    report = diagnosis(vllm_in_a_step(*workers, (900, 9_000, 9_000)))
+    assert report.verdict.kind in (Kind.HUNG, Kind.UNKNOWN)
 
 
 # -- locks ---------------------------------------------------------------------------------------

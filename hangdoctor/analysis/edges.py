@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from hangdoctor.analysis.connections import connection_edges
 from hangdoctor.analysis.dark import dark_edges
 from hangdoctor.analysis.identify import CHILD, FOREIGN
+from hangdoctor.analysis.requests import finishes_steps
 from hangdoctor.analysis.standing import (
     collective_name,
     in_collective,
@@ -37,7 +38,7 @@ def find_edges(case: Case) -> Iterator[Edge]:
         if member.kind not in _WAITING_KINDS or is_stopped(member) or is_dead(member) or is_idle(member):
             continue
         yield from _lock_file_edges(case, member)  # a polled lock: a wait is a wait, however short so far
-        if not is_settled(member.lead):
+        if not is_settled(member.lead) or finishes_steps(member):
             continue
         yield from _collective_edges(case, member)
         yield from _gpu_edges(case, member)

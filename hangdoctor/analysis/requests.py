@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hangdoctor.analysis.progress import LEAST_MESSAGES_S
 from hangdoctor.case import Member, Movement
+from hangdoctor.knowledge.catalogue import Stage
 from hangdoctor.model import Activity, Process
 
 
@@ -17,9 +18,28 @@ def takes_requests(member: Member) -> bool:
         return False
     if not any(view is not None and view.activity is Activity.WAIT_WORK for view in lead.views):
         return False
-    return bool(lead.windows) and all(
+    return _always_reads(member)
+
+
+def finishes_steps(member: Member) -> bool:
+    """Inside a step at every look, and messages came in during every pause: each time it was another step.
+
+    A tiny model's worker is met in its queue at three looks of three. In every recorded hang the supervisor inside
+    the step read nothing.
+    """
+    phases = member.lead.phases if member.lead else ()
+    return (
+        bool(phases)
+        and all(phase is not None and phase.stage is Stage.SERVING for phase in phases)
+        and _always_reads(member)
+    )
+
+
+def _always_reads(member: Member) -> bool:
+    windows = member.lead.windows if member.lead else ()
+    return bool(windows) and all(
         _reads(before, after, window.seconds)
-        for before, after, window in zip(member.looks[:-1], member.looks[1:], lead.windows, strict=True)
+        for before, after, window in zip(member.looks[:-1], member.looks[1:], windows, strict=True)
     )
 
 
