@@ -136,11 +136,12 @@ def find_suspicious(threads: Sequence[DumpedThread]) -> frozenset[int]:
     return frozenset(
         thread.pthread
         for thread in threads
-        if thread.frames and (thread.name is not None or not has_names) and not _is_rooted(thread.frames)
+        if thread.frames and (thread.name is not None or not has_names) and not is_rooted(thread.frames)
     )
 
 
-def _is_rooted(frames: Sequence[Frame]) -> bool:
+def is_rooted(frames: Sequence[Frame]) -> bool:
+    """Whether a stack ends where the stacks of Python's own threads end."""
     return frames[-1].function.rpartition(".")[2] in _ROOTS
 
 
@@ -155,7 +156,7 @@ def mark_torn(first: Dump, second: Dump | None) -> Dump:
     for thread in first.threads:
         again = later.get(thread.pthread)
         if thread.pthread in suspicious and (again is None or again.frames != thread.frames):
-            if again is not None and again.frames and _is_rooted(again.frames):
+            if again is not None and again.frames and is_rooted(again.frames):
                 thread = replace(thread, frames=again.frames)
             else:
                 torn.add(thread.pthread)
