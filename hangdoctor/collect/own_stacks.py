@@ -25,6 +25,8 @@ from hangdoctor.model import Gap, Method, Process
 
 BUDGET_BYTES = 32 << 20
 PROCESS_S = 1.0
+_TRIES = 3
+"""Pairs of looks until one shows the same twice; what runs through small calls never does."""
 _NAME_INDEX = 1
 """``Thread.__init__`` sets ``_target`` and then ``_name`` (Lib/threading.py of 3.10 to 3.14)."""
 _TYPE = 8
@@ -72,7 +74,8 @@ def _explain(pid: int, trouble: Trouble) -> Gap:
 def read_stacks(pid: int) -> Dump | None:
     """All Python threads of a process, with the host's tids; ``None`` without an interpreter that is known.
 
-    Every stack is read twice; one that differs is marked as torn. Raises ``OSError`` when memory may not be read.
+    Every stack is read until two looks agree; one that never does is marked as torn. Raises ``OSError`` when memory may
+    not be read.
     """
     began, started_at = time.monotonic(), time.time()
     inner_tids = map_threads(pid)
@@ -80,9 +83,14 @@ def read_stacks(pid: int) -> Dump | None:
     interpreter = find_interpreter(Memory(pid, BUDGET_BYTES), regions, inner_tids)
     if interpreter is None or not interpreter.threads:
         return None
-    first = _read_all(interpreter, pid)
-    second = {thread.pthread: thread.frames for thread in _read_all(interpreter, pid)}
-    torn = frozenset(t.pthread for t in first if t.frames != second.get(t.pthread))
+    first, torn = _read_all(interpreter, pid), frozenset[int]()
+    for _ in range(_TRIES):
+        second = _read_all(interpreter, pid)
+        again = {thread.pthread: thread.frames for thread in second}
+        torn = frozenset(t.pthread for t in first if t.frames != again.get(t.pthread))
+        if not torn:
+            break
+        first = second or first
     duration_s = time.monotonic() - began
     return Dump(pid, tuple(first), Method.MEMORY, started_at + duration_s / 2, duration_s, torn)
 

@@ -1,18 +1,26 @@
-"""Threads that hold what each other wants."""
+"""Threads that hold what each other wants, and processes of which each reads what only another of them could send."""
 
 from __future__ import annotations
 
+from hangdoctor.analysis.describe import name_member
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.waits import Edge, EdgeKind, Node
+from hangdoctor.case import Movement
 from hangdoctor.report import Cause, Confidence, Kind, Strength
 
 
 def check(situation: Situation) -> Finding | None:
-    """Fires on a cycle of lock edges; the weakest edge sets the confidence."""
+    """Fires on a cycle of locks; the weakest edge sets the confidence. On one of connections over two looks only."""
     for cycle in situation.graph.cycles:
         nodes = set(cycle)
         edges = [e for e in situation.graph.edges if e.waiter in nodes and e.holder in nodes]
-        if not edges or any(e.kind is not EdgeKind.LOCK for e in edges):
+        kinds = {e.kind for e in edges}
+        if not edges or not kinds <= {EdgeKind.LOCK, EdgeKind.CONNECTION}:
+            continue
+        if EdgeKind.CONNECTION in kinds:
+            finding = _reading_in_a_circle(situation, cycle, edges)
+            if finding is not None:
+                return finding
             continue
         weakest = max(edges, key=lambda e: list(Strength).index(e.strength)).strength
         confidence = Confidence.POSSIBLE if weakest is Strength.POSSIBLE else Confidence.CERTAIN
@@ -22,6 +30,22 @@ def check(situation: Situation) -> Finding | None:
             Kind.HUNG, confidence, Cause.LOCK_CYCLE, _story(situation, edges), _suspects(situation, cycle)
         )
     return None
+
+
+def _reading_in_a_circle(situation: Situation, cycle: tuple[Node, ...], edges: list[Edge]) -> Finding | None:
+    """A message may be on its way at one look; nobody who has moved since is part of a deadlock."""
+    suspects = _suspects(situation, cycle)
+    still = all(s.track is not None and s.track.movement is Movement.STILL for s in suspects)
+    if not still or any(e.strength is Strength.POSSIBLE for e in edges):
+        return None
+    names = {m.key: name_member(m) for m in situation.case.members}
+    steps = [
+        f"{names.get(e.waiter.key, '?')} waits {e.reason}{f' on {e.object}' if e.object else ''} for "
+        f"{names.get(e.holder.key, '?') if e.holder else '?'}"
+        for e in edges
+    ]
+    because = f"deadlock: {'; '.join(steps)}"
+    return Finding(Kind.HUNG, Confidence.LIKELY, Cause.LOCK_CYCLE, because, suspects)
 
 
 def _suspects(situation: Situation, cycle: tuple[Node, ...]) -> tuple[Suspect, ...]:
@@ -50,7 +74,7 @@ def _story(situation: Situation, edges: list[Edge]) -> str:
 RULE = Rule(
     id="lock-cycle",
     order=30,
-    summary="Threads wait for locks in a circle: none of them can ever go on.",
+    summary="Threads wait for locks, or processes for messages, in a circle: none of them can ever go on.",
     refuted_by="any of the threads leaving its wait in a later look (a time-out, a signal handler)",
     check=check,
 )
