@@ -288,6 +288,29 @@ def test_twin_steps_that_ended_with_the_second_look_are_no_steps_now() -> None:
     assert report.verdict.kind in (Kind.HUNG, Kind.UNKNOWN)
 
 
+STATS = [
+    (
+        f"(APIServer pid=4000) INFO 11-29 19:21:{seconds} [loggers.py:335] Engine 000: "
+        f"Avg generation throughput: 137.7 tokens/s, Running: 1 reqs, GPU KV cache usage: {usage}%",
+    )
+    for seconds, usage in ((11, 0.3), (11, 0.3), (21, 0.5))
+]
+
+
+def test_a_count_in_the_log_tells_that_steps_go_on_where_nobody_counts_messages() -> None:
+    late = worker(1, [WORKER_POLLS])
+    everyone = vllm_in_a_step(worker(0, [WORKER_COMPUTES]), late, ())
+    report = diagnosis(everyone, logs=STATS)
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.READY, Cause.SERVING)
+
+
+def test_twin_the_count_speaks_of_the_time_before_a_step_that_does_not_end() -> None:
+    late = worker(1, [WORKER_POLLS])
+    everyone = vllm_in_a_step(worker(0, [WORKER_COMPUTES]), late, (900, 900, 900))
+    report = diagnosis(everyone, logs=STATS)
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.LAGGARD)
+
+
 # -- locks ---------------------------------------------------------------------------------------
 
 

@@ -27,12 +27,29 @@ def finishes_steps(member: Member) -> bool:
     A tiny model's worker is met in its queue at three looks of three. In every recorded hang the supervisor inside
     the step read nothing.
     """
+    return _is_always_in_a_step(member) and _always_reads(member)
+
+
+def step_lasts(member: Member) -> bool:
+    """Inside a step at every look, and no message came in during the last pause: it is the same step."""
+    windows = member.lead.windows if member.lead else ()
+    if not windows or not _is_always_in_a_step(member):
+        return False
+    before, after = member.looks[-2], member.looks[-1]
+    if (
+        before is None
+        or after is None
+        or before.io is None
+        or after.io is None
+        or after.io.read_calls is None
+    ):
+        return False
+    return not _reads(before, after, windows[-1].seconds)
+
+
+def _is_always_in_a_step(member: Member) -> bool:
     phases = member.lead.phases if member.lead else ()
-    return (
-        bool(phases)
-        and all(phase is not None and phase.stage is Stage.SERVING for phase in phases)
-        and _always_reads(member)
-    )
+    return bool(phases) and all(phase is not None and phase.stage is Stage.SERVING for phase in phases)
 
 
 def _always_reads(member: Member) -> bool:

@@ -20,7 +20,9 @@ from hangdoctor.analysis.charges import (
     undecided,
 )
 from hangdoctor.analysis.findings import Finding
-from hangdoctor.analysis.progress import PAGES_UNIT, describe_progress
+from hangdoctor.analysis.progress import MEMORY_GROWS, PAGES_UNIT, describe_progress
+from hangdoctor.analysis.requests import step_lasts
+from hangdoctor.analysis.standing import is_idle
 from hangdoctor.case import Movement, ThreadTrack
 from hangdoctor.model import Activity, SpinSample
 from hangdoctor.report import Cause, Confidence, Kind, Progress, ProgressClass
@@ -37,6 +39,11 @@ def its_log_advances(charge: Charge) -> Finding | None:
     cause = phase_cause(charge.suspect)
     if cause not in SLOW_CAUSES and log.cause is not None:
         cause = Cause(log.cause)
+    if is_idle(charge.suspect.member):  # met between two steps: the count is of what the server brings forth
+        if any(step_lasts(member) for member in charge.case.principals):
+            return None  # a rate that is logged every 10 s still speaks of the time before the hang
+        because = f"it waits for the next step, and its log counts on: {log.text}"
+        return Finding(Kind.READY, Confidence.LIKELY, Cause.SERVING, because)
     progress = Progress(ProgressClass.PROOF, f"advances a count in its log: {log.text}")
     return Finding(
         Kind.SLOW,
@@ -150,7 +157,7 @@ def computes(charge: Charge) -> Finding | None:
     if track is None or demand(charge.suspect) < CPU_PHASE_SHARE:
         return None
     busy = f"it uses {100 * demand(charge.suspect):.0f} % of a core"
-    because = _work_shown(track, busy)
+    because = None if _hoards(charge) else _work_shown(track, busy)
     if because is not None:
         return Finding(
             Kind.SLOW,
@@ -170,6 +177,12 @@ def computes(charge: Charge) -> Finding | None:
         decider="native frames, or a longer look at what its data does",
         command="hangdoctor attach {pid} --native --interval 30",
     )
+
+
+def _hoards(charge: Charge) -> bool:
+    """Its memory grows: whoever fills a list without end walks through ever new pages, too."""
+    progress = charge.suspect.member.progress
+    return progress.kind is ProgressClass.WEAK and progress.what == MEMORY_GROWS
 
 
 def _work_shown(track: ThreadTrack, busy: str) -> str | None:
