@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hangdoctor.collect import dumps, host, inside, own_stacks, stacks
+from hangdoctor.collect import dumps, host, inside, own_stacks, remote_debugging, stacks
 from hangdoctor.collect.deadline import Clock, Trouble, call, patience, reader_count
 from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.elf import remember_images
@@ -20,6 +20,7 @@ from hangdoctor.collect.procfs import Stat, list_tids, read_stat
 from hangdoctor.collect.pyspy import PySpy
 from hangdoctor.collect.ras_asking import ask_ras
 from hangdoctor.collect.readers import Answers, Readers
+from hangdoctor.collect.resting import Resting, has_good_stacks, take_over
 from hangdoctor.collect.schedclock import SchedulerClock
 from hangdoctor.collect.surroundings import FUNCTIONS, Surroundings
 from hangdoctor.collect.syscalls import decode_syscall
@@ -56,9 +57,18 @@ class _Wanted:
 class Look:
     """A look being taken. What it has so far can be had as a snapshot at any time, also after an interruption."""
 
-    def __init__(self, plan: Plan, program: PySpy | None, spins: Mapping[int, SpinSample]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        program: PySpy | None,
+        spins: Mapping[int, SpinSample],
+        resting: Resting | None = None,
+    ) -> None:
         self._plan = plan
         self._spins = spins
+        self._resting = resting or Resting()
+        self._at_rest: Mapping[int, Process] = {}
+        """Processes that did not run since the last look, as they were seen then."""
         self._program = program
         self._clock = Clock(plan.look_s)
         self._cpu_clocks = SchedulerClock()
@@ -83,7 +93,7 @@ class Look:
         """
         known = {process.pid: process for process in previous.processes} if previous else {}
         read = step_reader(self._plan.is_env_allowed)
-        functions = (read, self._read_table, self._find_locks, *FUNCTIONS)
+        functions = (read, remote_debugging.read_stacks, self._read_table, self._find_locks, *FUNCTIONS)
         self._readers = Readers(functions, reader_count(), prepare=_remember)
         pids = [stat.pid for stat in stats]
         around = Surroundings(self._readers, pids, visible, use_gpu=self._plan.use_gpu)
@@ -93,6 +103,7 @@ class Look:
             self.gaps.extend(gaps)
             self.processes, gaps = around.add_connections(processes)
             self.gaps.extend(gaps)
+            self._at_rest = self._find_resting(known)
             self._read_threads_and_stacks(around)
             self._ask_ras(previous)
             self._take_surroundings(around)
@@ -101,6 +112,10 @@ class Look:
             self._readers.end()
         self._drop_the_gone()
         return self.snapshot()
+
+    def _find_resting(self, known: Mapping[int, Process]) -> dict[int, Process]:
+        resting = self._resting.begin_look(self.processes)
+        return {pid: known[pid] for pid in resting if pid in known and has_good_stacks(known[pid])}
 
     def _take_surroundings(self, around: Surroundings) -> None:
         self._file_locks, gaps = around.take_locks()
@@ -128,15 +143,16 @@ class Look:
     def _read_threads_and_stacks(self, around: Surroundings) -> None:
         """The readers go on while py-spy runs, unless it may stop the target: that is not what a look is to see."""
         living = [process for process in self.processes if _has_threads(process)]
+        own_version = self._ask_own_version(living)
         tables = self._ask_tables(living, can_read_memory=True)
         locks = self._ask_locks(living) if self._plan.use_locks else ()
         around.ask_locks_and_logs(self.processes, self._plan.logs)
         if self._plan.allow_pause:
             self._take_threads(tables)
-            found = self._dump_stacks()
+            found = self._dump_stacks(own_version)
         else:
             try:
-                found = self._dump_stacks()
+                found = self._dump_stacks(own_version)
             finally:
                 self._take_threads(tables)
         self._take_stacks(found)
@@ -211,18 +227,39 @@ class Look:
         table = self._tables.get(want.pid) or self._read_table(want)
         return inside.find_locks(want.pid, table.threads, want.peers)
 
-    def _dump_stacks(self) -> dumps.StackRun:
-        """py-spy first; what it is missing for or cannot read, with the reader of our own."""
-        if self._program is None:
-            return own_stacks.read_stacks_of(self.processes, total_s=self._clock.left())
-        can_pause = self._plan.allow_pause
-        found = dumps.dump_stacks(
-            self._program, self.processes, total_s=self._clock.left(), can_pause=can_pause
+    def _ask_own_version(self, processes: Sequence[Process]) -> Answers[int, stacks.Dump]:
+        """CPython's own reader, for what runs on the same version as we do."""
+        pids = [
+            process.pid
+            for process in processes
+            if process.pid not in self._at_rest
+            and remote_debugging.is_here()
+            and remote_debugging.is_same_version(process)
+        ]
+        limit_s = remote_debugging.PROCESS_S * patience()
+        return self._readers.ask(
+            remote_debugging.read_stacks,
+            pids,
+            item_s=limit_s,
+            total_s=4 * limit_s,
+            belongs_to=lambda pid: pid,
         )
-        left = [process for process in self.processes if process.pid in found.refused]
-        own = own_stacks.read_stacks_of(left, total_s=self._clock.left())
-        found.gaps = own_stacks.amend(found.gaps, own)
-        found.dumps.update(own.dumps)
+
+    def _dump_stacks(self, own_version: Answers[int, stacks.Dump]) -> dumps.StackRun:
+        """py-spy, except for what CPython's own reader could read; what neither could, with the reader of our own."""
+        done = {pid: dump for pid, dump in own_version if isinstance(dump, stacks.Dump)}
+        skipped = done.keys() | self._at_rest.keys()
+        left = [process for process in self.processes if process.pid not in skipped]
+        if self._program is None:
+            found = own_stacks.read_stacks_of(left, total_s=self._clock.left())
+        else:
+            can_pause = self._plan.allow_pause
+            found = dumps.dump_stacks(self._program, left, total_s=self._clock.left(), can_pause=can_pause)
+            refused = [process for process in left if process.pid in found.refused]
+            own = own_stacks.read_stacks_of(refused, total_s=self._clock.left())
+            found.gaps = own_stacks.amend(found.gaps, own)
+            found.dumps.update(own.dumps)
+        found.dumps.update(done)
         return found
 
     def add_native(self, program: PySpy) -> Snapshot:
@@ -244,6 +281,8 @@ class Look:
                 inner_tids = {} if dump.method is Method.MEMORY else table.inner_tids
                 process, gaps = stacks.attach(process, dump, inner_tids, living)
                 self.gaps.extend(gaps)
+            elif process.pid in self._at_rest:
+                process = take_over(process, self._at_rest[process.pid])
             merged.append(process)
         self.processes = tuple(merged)
 

@@ -17,6 +17,7 @@ from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.procfs import read_table
 from hangdoctor.collect.pyspy import PySpy, find_py_spy
 from hangdoctor.collect.ras_asking import SPACING_S
+from hangdoctor.collect.resting import Resting
 from hangdoctor.collect.tree import Tree, grow
 from hangdoctor.errors import TargetNotFound
 from hangdoctor.model import Capture, Gap, Snapshot, SpinSample, Target, Tool
@@ -95,6 +96,7 @@ class _Run:
         self._spins: Mapping[int, SpinSample] = {}
         self._was_sampled = False
         self._asked_ras_at = float("-inf")
+        self._resting = Resting()
         program = find_py_spy()
         self._program = program if isinstance(program, PySpy) else None
         self._gaps = [program] if isinstance(program, Gap) else _age_gaps(program)
@@ -129,7 +131,7 @@ class _Run:
                 hint="Is it restarting? `hangdoctor attach --name PATTERN` finds the new one.",
             )
         previous = self._snapshots[-1] if self._snapshots else None
-        self._look = Look(self._plan_now(), self._program, self._spins)
+        self._look = Look(self._plan_now(), self._program, self._spins, self._resting)
         stats = [table[pid] for pid in self._tree.pids]
         self._snapshots.append(self._look.take(stats, frozenset(table), previous))
 
