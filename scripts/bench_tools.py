@@ -1,0 +1,215 @@
+"""What scripts/bench compares: how each tool is called, what one run of it costs, and what its target feels."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+_SEEN = struct.Struct("<QQQ")
+START_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is looked at: ``processes`` children of a launcher, alike."""
+
+    processes: int
+    threads: int
+    frames: int
+    state: str
+    module: str
+
+    def __str__(self) -> str:
+        with_module = f", {self.module} imported" if self.module else ""
+        return f"{self.processes} processes × {self.threads} threads × {self.frames} frames, {self.state}{with_module}"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    launcher: int
+    pids: tuple[int, ...]
+    seen: tuple[mmap.mmap, ...]
+    has_ticker: bool
+
+    def reset(self) -> None:
+        for memory in self.seen:
+            memory[:8] = bytes(8)
+
+    def longest_gap_s(self) -> float | None:
+        """Between two ticks of any target since :meth:`reset`."""
+        gaps = [_SEEN.unpack(memory[:])[0] for memory in self.seen]
+        return max(gaps) / 1e9 if self.has_ticker else None
+
+    def interrupted(self) -> int:
+        return sum(_SEEN.unpack(memory[:])[2] for memory in self.seen)
+
+
+def build_ticker(folder: Path) -> Path | None:
+    """The library that watches a target from inside; ``None`` without a C compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    library = folder / "bench_target.so"
+    command = [
+        compiler,
+        "-O2",
+        "-shared",
+        "-fPIC",
+        "-pthread",
+        "-o",
+        str(library),
+        str(HERE / "bench_target.c"),
+    ]
+    subprocess.run(command, check=True)
+    return library
+
+
+@contextmanager
+def running(fleet: Fleet, python: str, library: Path | None, folder: Path) -> Iterator[Running]:
+    """The fleet, ready; gone afterwards."""
+    for number in range(fleet.processes):
+        (folder / str(number)).write_bytes(bytes(_SEEN.size))
+    words = (library or "", folder, fleet.processes, fleet.threads, fleet.frames, fleet.state, fleet.module)
+    command = [python, str(HERE / "bench_target.py"), *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as launcher:
+        try:
+            assert launcher.stdout is not None
+            if launcher.stdout.readline() != "ready\n":
+                raise RuntimeError(f"the targets did not start: {shlex.join(command)}")
+            children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
+            maps = []
+            for number in range(fleet.processes):
+                with (folder / str(number)).open("r+b") as file:
+                    maps.append(mmap.mmap(file.fileno(), _SEEN.size))
+            yield Running(launcher.pid, tuple(map(int, children.split())), tuple(maps), library is not None)
+        finally:
+            os.killpg(launcher.pid, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one run. ``memory_bytes``: resident, of the largest process."""
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int | None = None
+    output_bytes: int | None = None
+    longest_gap_s: float | None = None
+    interrupted: int = 0
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """``run(fleet, output folder)`` looks at all processes once."""
+
+    name: str
+    run: Callable[[Running, Path], Cost]
+    is_slow: bool = False
+
+
+def measure(tool: Tool, fleet: Running, folder: Path) -> Cost:
+    """One run, and what the targets felt meanwhile."""
+    before = fleet.interrupted()
+    fleet.reset()
+    cost = tool.run(fleet, folder)
+    gap, interrupted = fleet.longest_gap_s(), fleet.interrupted() - before
+    return Cost(cost.wall_s, cost.cpu_s, cost.memory_bytes, cost.output_bytes, gap, interrupted, cost.failure)
+
+
+def nothing(seconds: float) -> Tool:
+    """The baseline of the gaps: nobody looks, for as long as the reference takes."""
+
+    def run(fleet: Running, folder: Path) -> Cost:
+        time.sleep(seconds)
+        return Cost(seconds, 0.0)
+
+    return Tool("nothing", run)
+
+
+def each_process(name: str, command: str, *, jobs: int = 1, is_slow: bool = False) -> Tool:
+    """A shell loop over the pids (``{pid}`` in ``command``), or ``jobs`` at once through xargs."""
+
+    def run(fleet: Running, folder: Path) -> Cost:
+        pids = " ".join(map(str, fleet.pids))
+        loop = f"for pid in {pids}; do {command.format(pid='$pid')}; done"
+        if jobs > 1:
+            loop = f"echo {pids} | tr ' ' '\\n' | xargs -P {jobs} -I% {command.format(pid='%')}"
+        return run_command(["/bin/sh", "-c", loop], folder)
+
+    return Tool(name, run, is_slow)
+
+
+def hangdoctor_command(name: str, words: Sequence[str]) -> Tool:
+    """The command as a user types it; ``{pid}`` and ``{out}`` stand for the launcher and a new file."""
+
+    def run(fleet: Running, folder: Path) -> Cost:
+        bundle = folder / "bundle.hang"
+        bundle.unlink(missing_ok=True)
+        own = [word.format(pid=fleet.launcher, out=bundle) for word in words]
+        cost = run_command([sys.executable, "-m", "hangdoctor", *own], folder, accepted=(0, 3, 4))
+        size = bundle.stat().st_size if bundle.exists() else cost.output_bytes
+        return Cost(cost.wall_s, cost.cpu_s, cost.memory_bytes, size, failure=cost.failure)
+
+    return Tool(name, run)
+
+
+def snapshot() -> Tool:
+    """One full look of the collector, in this process: stacks, everything in /proc, parsed."""
+
+    def run(fleet: Running, folder: Path) -> Cost:
+        from hangdoctor.collect import Member, Plan, Tree, procfs, take_capture
+
+        members = tuple(Member(pid, start_of(procfs.read_stat(pid))) for pid in fleet.pids)
+        tree = Tree(fleet.pids[0], "bench", members, None, fleet.pids[0])
+        began, cpu = time.perf_counter(), _cpu_s()
+        capture = take_capture(tree, Plan(snapshots=1))
+        wall_s, cpu_s = time.perf_counter() - began, _cpu_s() - cpu
+        threads = [thread for process in capture.snapshots[0].processes for thread in process.threads]
+        missing = sum(thread.stack is None for thread in threads)
+        native = 2 * len(fleet.pids) if fleet.has_ticker else 0
+        return Cost(wall_s, cpu_s, failure=f"{missing - native} stacks missing" if missing > native else None)
+
+    def start_of(stat: object) -> int:
+        return int(getattr(stat, "start_ticks"))  # noqa: B009 - None (the target has died) is an error here
+
+    return Tool("hangdoctor snapshot", run)
+
+
+def _cpu_s() -> float:
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def run_command(command: Sequence[str], folder: Path, accepted: Sequence[int] = (0,)) -> Cost:
+    """A program and all that it starts and waits for."""
+    output = folder / "output"
+    with output.open("wb") as out, (folder / "errors").open("wb") as errors:
+        began = time.perf_counter()
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors)
+        _, status, used = os.wait4(child.pid, 0)
+        wall_s = time.perf_counter() - began
+    code = child.returncode = os.waitstatus_to_exitcode(status)
+    said = (folder / "errors").read_text(errors="replace").strip()
+    failure = None if code in accepted else f"exit {code}: {said[-200:]}"
+    size = output.stat().st_size
+    return Cost(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, size, failure=failure)
+
+
+def find(name: str, given: str | None) -> str | None:
+    """A program: as given, beside this interpreter, or on the PATH."""
+    beside = Path(sysconfig.get_path("scripts"), name)
+    return given or (str(beside) if beside.is_file() else shutil.which(name))
