@@ -16,7 +16,7 @@ from hangdoctor.analysis import diagnose
 from hangdoctor.knowledge import load_knowledge
 from hangdoctor.model import Frame, Gap
 from hangdoctor.render import RENDERERS, RenderOptions
-from hangdoctor.render._wording import brief_stack, location
+from hangdoctor.render._wording import brief_stack, location, without_reasons
 from hangdoctor.render.terminal import folded_frames, wrap
 from hangdoctor.report import Party, Report, Strength, Wait
 from tests.expectations import BUNDLES, RECORDED
@@ -100,6 +100,16 @@ def test_gaps_that_differ_in_the_pid_are_one_line() -> None:
     assert "→ gdb -p 41 -batch" in draw(replace(unknown(), gaps=gaps[:1]), 120)
     other = replace(gaps[1], reason="refused")
     assert "→ gdb -p 42 -batch" in draw(replace(unknown(), gaps=(gaps[0], other)), 120)
+
+
+def test_a_known_hang_says_what_it_is_before_why_it_fits() -> None:
+    text = "a build waits (load (x.py); log: [1/2] (a)). Normal while a builder lives. Workaround: remove it."
+    assert without_reasons(text) == "a build waits. Normal while a builder lives. Workaround: remove it."
+    report = replace(laggard(), matches=(text,))
+    assert "Fits a known hang: a build waits. Normal while" in draw(report, 120)
+    assert "log: [1/2] (a)" in draw(report, 120, detail=True)
+    for plain in ("no reasons", "never (closed", "", "(all of it)"):
+        assert without_reasons(plain) == plain
 
 
 def test_what_was_left_out_is_counted() -> None:

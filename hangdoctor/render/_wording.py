@@ -250,6 +250,17 @@ def call(frame: Frame, *, brief: bool = False) -> str:
     return f"{clean(frame.function)} ({place})" if place else clean(frame.function)
 
 
+def without_reasons(text: str) -> str:
+    """A known hang without the bracket that says why it fits: ``title (stack; log line). Meaning.``"""
+    start = text.find(" (")
+    depth = 0
+    for index in range(start + 1, len(text)) if start > 0 else ():
+        depth += {"(": 1, ")": -1}.get(text[index], 0)
+        if depth == 0:
+            return text[:start] + text[index + 1 :]
+    return text
+
+
 def brief_stack(text: str, shown: int = 2) -> str:
     """Evidence that quotes a stack, with its innermost frames only: the whole stack stands below it on the screen."""
     frames = text.split(_CALLER)

@@ -33,6 +33,7 @@ from hangdoctor.render._wording import (
     location,
     progress_text,
     to_ascii,
+    without_reasons,
 )
 from hangdoctor.report import Group, Kind, ProcessRow, Report, ThreadRow
 
@@ -343,8 +344,8 @@ class _Page:
             return
         self.blank()
         self.put(("Next", "bold"))
-        for match in self.report.matches[: self.limit(1)]:
-            text = clean(match) if self.detail else clip(match, 160)
+        for match in self.report.matches[: self.limit(2)]:
+            text = clean(match) if self.detail else clip(without_reasons(match), 150)
             self.put(f"Fits a known hang: {text}", indent=2, hanging=4)
         for step in self.report.next_steps[: self.limit(_SHOWN_STEPS)]:
             self.put(clean(step.text), indent=2, hanging=4)
