@@ -86,6 +86,7 @@ class Looks:
     is_cached: bool = False
     """What it reads is in memory already: none of it comes from storage."""
     read_calls: Sequence[int] = ()
+    write_chars: Sequence[int] = ()
     rss_bytes: Sequence[int] = ()
     faults: Sequence[tuple[int, int]] = ()
     flight: Sequence[tuple[FlightEntry, ...]] = ()
@@ -113,6 +114,7 @@ class Looks:
             spin=self.spin,
         )
         reads = self.read_chars[index] if self.read_chars else 0
+        writes = self.write_chars[index] if self.write_chars else 0
         calls = self.read_calls[index] if self.read_calls else None
         minor, major = self.faults[index] if self.faults else (5000, 3)
         return Process(
@@ -124,7 +126,7 @@ class Looks:
             command=self.command,
             threads=(main, *self._extras(index)),
             environ=self.environ or None,
-            io=IoCounters(reads, 0, 0 if self.is_cached else reads, 0, calls),
+            io=IoCounters(reads, writes, 0 if self.is_cached else reads, 0, calls),
             files=self.files[index] if self.files else (),
             mapped=self.mapped[index] if self.mapped else (),
             minor_faults=minor,

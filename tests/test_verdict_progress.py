@@ -187,6 +187,12 @@ def test_registers_that_lead_through_ever_new_memory_show_work() -> None:
     assert "430 pages" in report.verdict.summary
 
 
+def test_twin_so_do_those_of_a_list_that_grows_without_end() -> None:
+    hoarder = busy(ONE_PLACE, SpinSample(300, 0.0, pages=430, new_pages=0.98))
+    hoarder.rss_bytes = [n * 50 * MIB for n in (10, 11, 14)]
+    assert diagnosis(job(hoarder)).verdict.kind is Kind.UNKNOWN
+
+
 @pytest.mark.parametrize("stacks", [ONE_PLACE, LOOP], ids=["in one line", "in several lines"])
 def test_twin_registers_that_keep_to_few_pages_say_nothing(stacks: list[tuple[Frame, ...]]) -> None:
     report = diagnosis(job(busy(stacks, SpinSample(590, 0.13, pages=108, new_pages=0.02))))
@@ -278,3 +284,26 @@ def test_twin_a_worker_that_reads_no_more_is_not_said_to_serve() -> None:
 def test_twin_a_worker_that_was_never_met_in_its_queue_is_not_said_to_serve() -> None:
     ranks = [worker(n, [COUNT], [1700, 2400, 3900]) for n in range(2)]
     assert diagnosis(ranks).verdict.kind is not Kind.READY
+
+
+# -- builds -----------------------------------------------------------------------------------------
+
+BUILDING = frames(
+    "Popen.wait subprocess.py:1264", "build_ninja cpp_extension.py:533", "main /job/train.py:44"
+)
+
+
+def building(written: list[int]) -> Report:
+    command = ("/usr/libexec/gcc/cc1plus", "-quiet", "x.cpp")
+    compiler = Looks(5000, [None], command=command, comm="cc1plus", ppid=4000 + ODD, write_chars=written)
+    return diagnosis([*job(rank(ODD, WORLD, [BUILDING])), compiler])
+
+
+def test_output_of_a_compiler_is_progress() -> None:
+    report = building([0, 70_000, 220_000])
+    assert answer(report) == (Kind.SLOW, Cause.COMPILING, {ODD})
+    assert "cc1plus" in report.verdict.summary
+
+
+def test_twin_a_compiler_that_only_says_something_is_not_proven_to_work() -> None:
+    assert building([0, 0, 200]).verdict.kind is Kind.UNKNOWN

@@ -20,12 +20,15 @@ one that waits for a stopped peer one or two (8 in 6 s, measured; a ptrace stop 
 BUSY_SHARE = 0.5
 """Share of one core from which an unchanged stack counts as busy."""
 
+MEMORY_GROWS = "memory grows"
 PAGES_UNIT = "pages/s"
 THRASHING_FAULTS_S = 20.0
 """Pages fetched from storage each second, outside a load, from which memory is short: elsewhere they come once."""
 LEAST_STREAM_BYTES_S = 64 * 1024
 """A stream below this rate is keep-alive traffic, not a transfer."""
 LEAST_MESSAGES_S = 10.0
+LEAST_OUTPUT_BYTES = 4096
+"""What a build tool writes between two looks from which it is output, and no line about what it does."""
 _RECEIVING = frozenset({"read", "readv", "recvfrom", "recvmsg", "splice"})
 
 RESTING_SHARE = 0.05
@@ -228,7 +231,7 @@ def _weak_moves(pair: Pair) -> Iterator[Progress]:
     growth = _delta(a.rss_bytes, b.rss_bytes)
     if growth is not None and growth >= MIB:
         rate = growth / pair.seconds if pair.seconds else None
-        yield Progress(ProgressClass.WEAK, "memory grows", rate, "bytes/s")
+        yield Progress(ProgressClass.WEAK, MEMORY_GROWS, rate, "bytes/s")
     cpu = _delta(_cpu_ticks(a), _cpu_ticks(b))
     if cpu:
         yield Progress(ProgressClass.ACTIVITY, "uses the CPU")
@@ -268,11 +271,25 @@ def compile_progress(before: Sequence[Process], after: Sequence[Process], second
     if started or ended:
         verb = "began" if started else "finished"
         return Progress(ProgressClass.PROOF, f"{verb} {_steps(started or ended)}")
+    wrote = sum(_written(old[key], p) for key, p in new.items())
+    if wrote >= LEAST_OUTPUT_BYTES:
+        return Progress(
+            ProgressClass.PROOF,
+            f"has {names} write its output",
+            wrote / seconds if seconds else None,
+            "bytes/s",
+        )
     grew = [p for key, p in new.items() if (_delta(_cpu_ticks(old[key]), _cpu_ticks(p)) or 0) > 0]
     if grew:
         busy = ", ".join(sorted({p.comm or "?" for p in grew}))
         return Progress(ProgressClass.WEAK, f"keeps {busy} on the CPU")
     return Progress(ProgressClass.NONE, f"has {names} below it, which does nothing")
+
+
+def _written(before: Process, after: Process) -> int:
+    if before.io is None or after.io is None:
+        return 0
+    return max(0, after.io.write_chars - before.io.write_chars)
 
 
 def _steps(processes: Collection[object]) -> str:
