@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import select
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from hangdoctor.collect.deadline import helper_pids
 from hangdoctor.collect.spawn import Job, Result, guarded, run, run_all
+from tests.conftest import stuck
 
 
 def never(result: Result[int]) -> float | None:
@@ -114,3 +116,38 @@ def test_rust_backtraces_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RUST_BACKTRACE", "full")
     monkeypatch.setenv("KEPT", "yes")
     assert run(("/bin/sh", "-c", "echo $RUST_BACKTRACE$KEPT"), 20).stdout == b"yes\n"
+
+
+def test_py_spy_is_started_before_what_is_slow_to_import() -> None:
+    """On a terminal, too, where a spinner is shown: rich alone costs as much as the stacks of three ranks."""
+    code = """
+import os, sys
+spawn = os.posix_spawn
+def note(path, *args, **kwargs):
+    if "dump" in args[0]:
+        heavy = sorted({"rich", "psutil", "pynvml", "jinja2"} & sys.modules.keys())
+        print("py-spy after", *heavy, file=sys.__stdout__, flush=True)
+        os.posix_spawn = spawn
+    return spawn(path, *args, **kwargs)
+os.posix_spawn = note
+from hangdoctor.cli import run
+run(["attach", sys.argv[1], "--snapshots", "2", "--interval", "0.05", "--json", "--no-bundle"])
+"""
+    terminal, stderr = pty.openpty()
+    try:
+        with stuck("c_hold.py") as target:
+            done = subprocess.run(
+                [sys.executable, "-c", code, str(target.pid)],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "TERM": "xterm"},
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        shown = os.read(terminal, 1 << 16).decode()
+    finally:
+        os.close(stderr)
+        os.close(terminal)
+    assert done.stdout.splitlines()[:1] == ["py-spy after"], shown
+    assert "look 1 of 2" in shown

@@ -1,12 +1,17 @@
 """Whatever the input: no exception, no failed reader, and a capture that the bundle can store.
 
-Random text; text of the parsers' own vocabulary; the corpus cut, spliced and damaged at random.
+Random text; text of the parsers' own vocabulary; the corpus cut, spliced and damaged at random; and, where atheris is
+installed, inputs that are changed for as long as they reach new code (``HANGDOCTOR_FUZZ_S``, 10 seconds by default).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -241,3 +246,29 @@ def read_bytes(blob: bytes) -> None:
         assert error.message
     else:
         check(capture)
+
+
+FUZZ_S = int(os.environ.get("HANGDOCTOR_FUZZ_S", "10"))
+
+
+@pytest.mark.timeout(FUZZ_S + 120)
+@pytest.mark.skipif(
+    find_spec("atheris") is None, reason="atheris is not installed: nothing was fuzzed by coverage"
+)
+def test_inputs_that_reach_new_code(tmp_path: Path) -> None:
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+    for number, path in enumerate(sorted(path for path in DUMPS.iterdir() if path.is_file())):
+        # The first byte chooses the name of the file, see fuzz_parsers.py.
+        (seeds / str(number)).write_bytes(bytes([number]) + path.read_bytes()[:20_000])
+    program = Path(__file__).parent / "programs" / "fuzz_parsers.py"
+    limits = [f"-max_total_time={FUZZ_S}", "-timeout=20", "-rss_limit_mb=1500", "-max_len=20000", "-seed=7"]
+    done = subprocess.run(
+        [sys.executable, str(program), str(seeds), *limits],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=FUZZ_S + 100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

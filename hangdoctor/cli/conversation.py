@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 
 class Conversation:
@@ -34,16 +34,37 @@ class Conversation:
 
     @contextmanager
     def working(self, text: str) -> Iterator[Callable[[str], None]]:
-        """A spinner with a changing label where stderr is a terminal, plain lines elsewhere."""
+        """A line first, then a spinner with a changing label where stderr is a terminal, plain lines elsewhere.
+
+        The spinner comes with the first new label: rich takes as long to import as a look at three ranks.
+        """
         is_live = not self._quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         if not is_live:
             yield self.tell
             return
+        self.tell(f"{text} …")
+        with ExitStack() as stack:
+            yield _Spinner(stack)
+
+
+class _Spinner:
+    """Begins when it is first given a label, and turns until ``stack`` ends."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._update: Callable[[str], None] | None = None
+
+    def __call__(self, label: str) -> None:
+        if self._update is None:
+            self._update = self._begin(label)
+        else:
+            self._update(label)
+
+    def _begin(self, label: str) -> Callable[[str], None]:
         from rich.console import Console
         from rich.text import Text
 
         console = Console(stderr=True, highlight=False, markup=False)
-        with console.status(
-            Text(text), spinner="dots" if console.encoding.startswith("utf") else "line"
-        ) as status:
-            yield lambda label: status.update(Text(label))
+        spinner = "dots" if console.encoding.startswith("utf") else "line"
+        status = self._stack.enter_context(console.status(Text(label), spinner=spinner))
+        return lambda text: status.update(Text(text))

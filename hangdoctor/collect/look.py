@@ -306,10 +306,16 @@ class Look:
             self.gaps.extend(gaps)
 
     def _drop_the_gone(self) -> None:
-        """A process that ended before anything could be read of it is absent, and no gap either."""
-        gone = {process.pid for process in self.processes if not _is_alive(process)}
+        """A process that ended before anything could be read of it is absent, and no gap either.
+
+        So is one whose number was given to another meanwhile: what was read may be of either.
+        """
+        now = {process.pid: _start_of(process.pid) for process in self.processes}
+        gone = {process.pid for process in self.processes if now[process.pid] != process.start_ticks}
         self.processes = tuple(
-            process for process in self.processes if process.pid not in gone or process.threads
+            process
+            for process in self.processes
+            if process.pid not in gone or (process.threads and now[process.pid] is None)
         )
         subjects = {f"pid {pid}" for pid in gone}
         self.gaps = [gap for gap in self.gaps if gap.subject not in subjects]
@@ -321,12 +327,12 @@ def _remember() -> None:
     remember_images()
 
 
-def _is_alive(process: Process) -> bool:
+def _start_of(pid: int) -> int | None:
     try:
-        stat = read_stat(process.pid)
+        stat = read_stat(pid)
     except (OSError, ValueError):
-        return False
-    return stat is not None and stat.start_ticks == process.start_ticks
+        return None
+    return None if stat is None else stat.start_ticks
 
 
 def _has_threads(process: Process) -> bool:
