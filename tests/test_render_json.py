@@ -11,8 +11,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hangdoctor.render import RENDERERS, RenderOptions
+from hangdoctor.render import RENDERERS, RenderOptions, json_report
 from hangdoctor.report import (
     SCHEMA,
     Cause,
@@ -114,6 +116,31 @@ def test_a_number_that_is_none_becomes_null() -> None:
     verdict = _object(made(replace(report, verdict=replace(report.verdict, progress=progress)))["verdict"])
     assert _object(verdict["progress"])["rate"] is None
     assert _object(verdict["progress"])["percent"] is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" ")),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text("ab€"), inner),
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_it_is_written_as_json_itself_writes_it(value: object, is_ascii: bool) -> None:
+    writer = json_report._Writer(is_ascii)
+    writer.write(value, "")  # type: ignore[arg-type]
+    assert "".join(writer.parts) == json.dumps(value, indent=2, ensure_ascii=is_ascii)
+
+
+@given(st.text(st.characters(categories=("Cs", "Cf", "Cc", "Zl", "Zp", "Ll"))), st.booleans())
+def test_no_text_breaks_the_json_or_speaks_to_a_terminal(text: str, is_ascii: bool) -> None:
+    writer = json_report._Writer(is_ascii)
+    writer.write([text], "")
+    written = "".join(writer.parts)
+    assert written.isprintable() or written.replace("\n", "").isprintable()
+    written.encode("utf-8")
+    plain = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    assert json.loads(written) == [plain]
 
 
 def test_order_is_meaningful() -> None:

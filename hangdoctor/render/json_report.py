@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import TypeAlias
@@ -34,9 +35,6 @@ from hangdoctor.report import (
     Wait,
 )
 
-# json escapes C0 only. A C1 control is a command to a terminal that somebody may print this on, and a
-# right-to-left override turns the line round.
-_INVISIBLE = re.compile(r"[\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -47,14 +45,15 @@ class _Calls:
     frames: tuple[Frame, ...]
 
 
-Json: TypeAlias = "bool | int | float | str | _Calls | Sequence[Json] | Mapping[str, Json] | None"
+Json: TypeAlias = "bool | int | float | str | _Calls | Iterable[Json] | Mapping[str, Json] | None"
 
 
 def render(report: Report, options: RenderOptions) -> str:
     """Write `report` as one JSON object; ``options.ascii`` escapes everything else as ``\\uXXXX``."""
     writer = _Writer(options.ascii)
     writer.write(_report(report), "")
-    return "".join((*writer.parts, "\n"))
+    writer.parts.append("\n")
+    return "".join(writer.parts)
 
 
 class _Writer:
@@ -67,6 +66,7 @@ class _Writer:
     def __init__(self, is_ascii: bool) -> None:
         self.parts: list[str] = []
         self._is_ascii = is_ascii
+        self._quoted: dict[str, str] = {}
         self._stacks: dict[tuple[int, str], str] = {}
         """By identity and indent: the report outlives the writer, so no identity is used again."""
 
@@ -81,20 +81,20 @@ class _Writer:
         elif isinstance(value, _Calls):
             self.parts.append(self._calls(value, indent))
         elif isinstance(value, Mapping):
-            items = [(f"{self._quote(key)}: ", item) for key, item in value.items()]
-            self._enclose("{", items, "}", indent)
+            self._enclose("{", ((f"{self._quote(key)}: ", item) for key, item in value.items()), "}", indent)
         else:
-            self._enclose("[", [("", item) for item in value], "]", indent)
+            self._enclose("[", (("", item) for item in value), "]", indent)
 
-    def _enclose(self, head: str, items: list[tuple[str, Json]], tail: str, indent: str) -> None:
-        if not items:
-            self.parts.append(head + tail)
-            return
+    def _enclose(self, head: str, items: Iterable[tuple[str, Json]], tail: str, indent: str) -> None:
         inner = f"{indent}  "
-        for number, (key, item) in enumerate(items):
-            self.parts.append(f"{',' if number else head}\n{inner}{key}")
+        before = head
+        for key, item in items:
+            self.parts.append(
+                sys.intern(f"{before}\n{inner}{key}")
+            )  # some hundred different ones, a million in all
             self.write(item, inner)
-        self.parts.append(f"\n{indent}{tail}")
+            before = ","
+        self.parts.append(head + tail if before == head else f"\n{indent}{tail}")
 
     def _calls(self, calls: _Calls, indent: str) -> str:
         key = id(calls.frames), indent
@@ -106,10 +106,26 @@ class _Writer:
 
     def _quote(self, text: str) -> str:
         """A string of JSON. No lone surrogate, which UTF-8 does not have."""
+        known = self._quoted.get(text)
+        if known is None:
+            known = self._quoted[text] = self._quote_anew(text)
+        return known
+
+    def _quote_anew(self, text: str) -> str:
         if not text.isascii():
             text = text.encode("utf-8", "backslashreplace").decode("utf-8")
         quoted = encode_basestring_ascii(text) if self._is_ascii else encode_basestring(text)
-        return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
+        return quoted if quoted.isprintable() else "".join(map(_visible, quoted))
+
+
+def _visible(character: str) -> str:
+    """json escapes C0 only. A C1 control is a command to a terminal that somebody may print this on, a right-to-left
+    override turns the line round, and tag characters hide a text within a text."""
+    return (
+        character
+        if character.isprintable()
+        else encode_basestring_ascii(character)[1:-1].replace("\x7f", "\\u007f")
+    )
 
 
 RENDERER = Renderer("json", "json", render)
@@ -121,7 +137,8 @@ def _report(report: Report) -> Json:
         "tool": {"version": report.tool_version, "knowledge": report.knowledge},
         "target": _target(report.target),
         "verdict": _verdict(report.verdict),
-        "processes": [_process(row) for row in sorted(report.processes, key=_position)],
+        # Made one by one: all of them at once would be as large as their text.
+        "processes": map(_process, sorted(report.processes, key=_position)),
         "groups": [_group(group) for group in report.groups],
         "waits": [_wait(wait) for wait in report.waits],
         "nccl_env": _nccl_env(report.nccl_env),
