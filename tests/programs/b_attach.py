@@ -6,6 +6,7 @@ LACK: ``py-spy`` is not installed; ``seccomp`` forbids process_vm_readv and ptra
 
 import builtins
 import ctypes
+import errno
 import os
 import pathlib
 import struct
@@ -30,6 +31,7 @@ def deny_system_calls():
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
     assert libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program) == 0, os.strerror(ctypes.get_errno())
+    assert libc.process_vm_readv(os.getpid(), None, 0, None, 0, 0) == -1 and ctypes.get_errno() == errno.EPERM
 
 
 def deny_files():
