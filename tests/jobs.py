@@ -197,6 +197,14 @@ class GlooJob:
         _wait_for_state(self.culprit_pid, "Z")
         yield
 
+    @contextmanager
+    def cross_groups(self) -> Iterator[None]:
+        """Half of the ranks waits in one group for the other half, which waits in another. Cannot be taken back."""
+        self.is_usable = False
+        self._command(f"crossed {self.culprit}")
+        self._hear("placed")
+        yield
+
     def _command(self, line: str) -> None:
         for rank in range(self.world_size):
             with (self.folder / f"hear.{rank}").open("w") as pipe:
@@ -243,8 +251,11 @@ def _launch_command(how: str, world_size: int) -> list[str]:
 
 
 @contextmanager
-def gloo_job(how: str, *, world_size: int, culprit: int) -> Iterator[GlooJob]:
-    """Start a job by ``popen``, ``reap``, ``spawn`` (see d_launch.py) or ``torchrun``; yield it with all ranks idle."""
+def gloo_job(how: str, *, world_size: int, culprit: int, is_late: bool = False) -> Iterator[GlooJob]:
+    """Start a job by ``popen``, ``reap``, ``spawn`` (see d_launch.py) or ``torchrun``; yield it with all ranks idle.
+
+    ``is_late``: the culprit never comes to the first rendezvous, so nobody gets past it.
+    """
     mark = f"{RUN}-{uuid.uuid4().hex}"
     environment = {
         **os.environ,
@@ -252,6 +263,7 @@ def gloo_job(how: str, *, world_size: int, culprit: int) -> Iterator[GlooJob]:
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONWARNINGS": "ignore",
+        **({"GLOO_LATE": str(culprit)} if is_late else {}),
     }
     with tempfile.TemporaryDirectory(prefix="hangdoctor-job-") as name:
         folder = Path(name)

@@ -20,7 +20,12 @@ import torch.distributed as dist
 RANK = int(os.environ["RANK"])
 FOLDER = os.environ["GLOO_JOB"]
 SAY = os.open(f"{FOLDER}/say", os.O_WRONLY)
+LATE = os.environ.get("GLOO_LATE")
+"""The rank that never comes to the first rendezvous."""
+
 HALT = threading.Event()
+GROUPS = []
+"""Two more groups of all ranks."""
 
 
 class Released(Exception):
@@ -191,6 +196,15 @@ def run_subgroup(culprit):
     dist.new_group()
 
 
+def run_crossed():
+    """Two groups of all ranks, in which one half meets in another order than the other."""
+    say("placed")
+    is_upper = dist.get_world_size() // 2 <= RANK
+    order = reversed(GROUPS) if is_upper else GROUPS
+    for group in order:
+        dist.all_reduce(torch.ones(4096), group=group)
+
+
 def hear(commands):
     with open(f"{FOLDER}/hear.{RANK}") as lines:
         for line in lines:
@@ -203,7 +217,12 @@ def hear(commands):
 def main():
     signal.signal(signal.SIGUSR1, release)
     torch.set_num_threads(1)
+    if LATE is not None:
+        say(f"pid {os.getpid()}")
+        if int(LATE) == RANK:
+            load_tokenizer()
     dist.init_process_group("gloo")
+    GROUPS.extend(dist.new_group() for _ in range(2))
     dist.barrier()
     commands = queue.Queue()
     threading.Thread(target=hear, args=(commands,), name="control", daemon=True).start()
@@ -216,6 +235,8 @@ def main():
             run_mismatch(int(culprit))
         elif name == "subgroup":
             run_subgroup(int(culprit))
+        elif name == "crossed":
+            run_crossed()
         else:
             run_fault(name, int(culprit))
         say("done")
