@@ -170,10 +170,11 @@ def plan(chosen: Sequence[LiveScenario], runs: int, record: Record) -> Iterator[
 
 
 def run_all(chosen: Sequence[LiveScenario], runs: int, jobs: int, orders: Orders, record: Record) -> None:
-    """Several at a time, of which one that keeps a CPU busy itself; the rest mostly sleep."""
+    """Several at a time, of which a third keeps a CPU busy; the rest mostly sleeps."""
     sittings = list(plan(chosen, runs, record))
     lanes = [[s for s in sittings if s[0].is_busy], [s for s in sittings if not s[0].is_busy]]
-    with ThreadPoolExecutor(1) as busy, ThreadPoolExecutor(max(1, jobs - 1)) as calm:
+    third = max(1, jobs // 3)
+    with ThreadPoolExecutor(third) as busy, ThreadPoolExecutor(max(1, jobs - third)) as calm:
         if jobs == 1:
             calm = busy
         futures = [

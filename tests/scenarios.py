@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hangdoctor.collect.spin import sample_spin
 from tests.conftest import stuck
 from tests.memory_group import can_limit, little_memory
 from tests.slow_files import can_mount, throttled
@@ -38,6 +41,8 @@ class LiveScenario:
     """Frames that a person would blame; empty: not asked."""
     may_be_unknown: bool = False
     """What can be seen from outside does not decide; "unknown" is an honest answer, the opposite is not."""
+    decided_by_perf: bool = False
+    """Only sampled registers tell it; where the kernel does not permit that, it may be unknown."""
     accepts: tuple[str, ...] = ()
     """Other kinds that are no mistake: nobody would restart a job for them."""
     is_blamed: bool = True
@@ -57,6 +62,30 @@ class LiveScenario:
     def missing(self) -> list[str]:
         """What this machine lacks for it."""
         return [name for name in self.requires if not _is_here(name)]
+
+    @property
+    def accepted_kinds(self) -> set[str]:
+        """What may be said of it here."""
+        is_open = self.may_be_unknown or (self.decided_by_perf and not can_sample())
+        return {self.kind, *self.accepts} | ({"unknown"} if is_open else set())
+
+
+@cache
+def can_sample() -> bool:
+    """Whether the kernel lets us sample registers; most containers do not."""
+    finished = threading.Event()
+
+    def work() -> None:
+        while not finished.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        return bool(sample_spin([thread.native_id or 0], 0.5))
+    finally:
+        finished.set()
+        thread.join()
 
 
 _CHECKS: Mapping[str, Callable[[], bool]] = {"FUSE": can_mount, "memory group": can_limit}
@@ -147,9 +176,11 @@ _ALL = (
     _dequantize("torch-gil-held", "torch"),
     _dequantize("c-gil-held", "cc"),
     _dequantize("c-gil-free", "cc"),
-    _compute("gc", "slow", "laggard", may_be_unknown=True, is_busy=True),
+    _compute("gc", "slow", "laggard", decided_by_perf=True, is_busy=True),
     _compute("progress-bar", "slow", "loading"),
-    _compute("spin", "hung", "spin", "laggard", functions=frozenset({"spin_on_flag"}), is_busy=True),
+    _compute(
+        "spin", "hung", "spin", functions=frozenset({"spin_on_flag"}), decided_by_perf=True, is_busy=True
+    ),
     _compute(
         "spin-yield",
         "hung",
@@ -157,6 +188,7 @@ _ALL = (
         "laggard",
         functions=frozenset({"spin_yielding"}),
         may_be_unknown=True,
+        decided_by_perf=True,
         is_busy=True,
     ),
     _compute("poll-dead-peer", "hung", "dead-process", "laggard", "spin"),
