@@ -159,12 +159,28 @@ def hangdoctor_command(name: str, words: Sequence[str]) -> Tool:
     def run(fleet: Running, folder: Path) -> Cost:
         bundle = folder / "bundle.hang"
         bundle.unlink(missing_ok=True)
-        own = [word.format(pid=fleet.launcher, out=bundle) for word in words]
-        cost = run_command([sys.executable, "-m", "hangdoctor", *own], folder, accepted=(0, 3, 4))
+        cost = _run_hangdoctor([word.format(pid=fleet.launcher, out=bundle) for word in words], folder)
         size = bundle.stat().st_size if bundle.exists() else cost.output_bytes
         return Cost(cost.wall_s, cost.cpu_s, cost.memory_bytes, size, failure=cost.failure)
 
     return Tool(name, run)
+
+
+def analysis() -> Tool:
+    """The diagnosis alone, of a bundle with two looks that is made once for each fleet."""
+
+    def run(fleet: Running, folder: Path) -> Cost:
+        kept = folder / f"kept-{fleet.launcher}.hang"
+        if not kept.exists():
+            words = ["collect", str(fleet.launcher), "--snapshots", "2", "--interval", "1", "-o", str(kept)]
+            _run_hangdoctor(words, folder)
+        return _run_hangdoctor(["analyze", str(kept), "--json"], folder)
+
+    return Tool("hangdoctor analyze, two looks", run)
+
+
+def _run_hangdoctor(words: Sequence[str], folder: Path) -> Cost:
+    return run_command([sys.executable, "-m", "hangdoctor", *words], folder, accepted=(0, 3, 4))
 
 
 def snapshot() -> Tool:
