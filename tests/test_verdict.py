@@ -387,6 +387,34 @@ def test_twin_all_ranks_in_the_same_collective_names_nobody_alone() -> None:
     assert len(report.verdict.culprits) == WORLD
 
 
+def in_groups(pending: str, used: str) -> tuple[FlightEntry, ...]:
+    """What the recorder of a rank holds that waits in one group and was in others before."""
+    over = tuple(FlightEntry(group, "gloo:barrier", 1, state="retired") for group in used)
+    return (*over, FlightEntry(pending, "gloo:all_reduce", 2, state="pending"))
+
+
+def test_ranks_that_use_two_groups_in_two_orders_wait_for_each_other() -> None:
+    ranks = [
+        rank(n, WORLD, [in_collective()], flight=[in_groups("1" if n < ODD else "2", "012")] * 3)
+        for n in range(WORLD)
+    ]
+    report = diagnosis(ranks)
+    assert answer(report) == (Kind.HUNG, Cause.COLLECTIVE_MISMATCH, set(range(WORLD)))
+    assert f"rank 0-{ODD - 1} in group 1" in report.verdict.summary
+    assert "not used in the same order" in report.verdict.summary
+
+
+@pytest.mark.parametrize("used", ["0", "own"])
+def test_twin_ranks_of_two_groups_that_share_nobody_do_not_wait_for_each_other(used: str) -> None:
+    """Whether nothing is known of the groups' members, or that each has its own."""
+    ranks = []
+    for n in range(WORLD):
+        group = "1" if n < ODD else "2"
+        flight = in_groups(group, "0" if used == "0" else f"0{group}")
+        ranks.append(rank(n, WORLD, [in_collective()], flight=[flight] * 3))
+    assert diagnosis(ranks).verdict.cause is Cause.ALL_IN_COLLECTIVE
+
+
 # -- progress ------------------------------------------------------------------------------------
 
 

@@ -223,7 +223,8 @@ def main():
             load_tokenizer()
     dist.init_process_group("gloo")
     GROUPS.extend(dist.new_group() for _ in range(2))
-    dist.barrier()
+    for group in (None, *GROUPS):
+        dist.barrier(group)
     commands = queue.Queue()
     threading.Thread(target=hear, args=(commands,), name="control", daemon=True).start()
     say(f"pid {os.getpid()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import combinations
 
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
@@ -21,7 +22,7 @@ def check(situation: Situation) -> Finding | None:
         return recorded
     if len(case.ranks) < 2 or not all(_waits_for_peers(m) for m in case.ranks):
         return None
-    found = _apart(case)
+    found = _crossed(case) or _apart(case)
     if found is None and all(in_collective(m) for m in case.ranks):
         found = _by_name(case) or _by_ras(case)
     return found
@@ -112,13 +113,40 @@ def _apart(case: Case) -> Finding | None:
     """All ranks wait, at different numbers of one group."""
     current: dict[str, list[tuple[Member, FlightEntry]]] = defaultdict(list)
     for member in case.ranks:
-        for group, entry in _current_entries(member).items():
-            if entry.state not in _DONE:
-                current[group].append((member, entry))
+        for group, entry in _pending(member).items():
+            current[group].append((member, entry))
     for group, rows in current.items():
         if len(rows) > 1 and len({entry.sequence for _, entry in rows}) > 1:
             return _finding(Confidence.CERTAIN, f"in group {group} {_tell(rows)}", _odd_ones(rows))
     return None
+
+
+def _crossed(case: Case) -> Finding | None:
+    """Some wait in one group for others that wait in a second group for them: the groups are used in two orders.
+
+    Who is in a group is told by its earlier collectives: of a group that was never used nobody is known to be missing.
+    """
+    pending = {m.key: _pending(m) for m in case.ranks}
+    known = {m.key: {entry.group for entry in m.last.flight} for m in case.ranks}
+    groups = sorted({group for entries in pending.values() for group in entries})
+    for first, second in combinations(groups, 2):
+        here = [m for m in case.ranks if first in pending[m.key] and second not in pending[m.key]]
+        there = [m for m in case.ranks if second in pending[m.key] and first not in pending[m.key]]
+        missed_here = [m for m in there if first in known[m.key]]
+        missed_there = [m for m in here if second in known[m.key]]
+        if missed_here and missed_there:
+            told = [
+                f"{fold_labels(m.label for m in waiting)} in group {group} "
+                f"({' '.join(_identity(pending[waiting[0].key][group]))}) for {fold_labels(m.label for m in missed)}"
+                for waiting, group, missed in ((here, first, missed_here), (there, second, missed_there))
+            ]
+            because = f"{told[0]} and {told[1]}: the two groups are not used in the same order"
+            return _finding(Confidence.CERTAIN, f"the ranks wait for each other, {because}", [*here, *there])
+    return None
+
+
+def _pending(member: Member) -> dict[str, FlightEntry]:
+    return {group: entry for group, entry in _current_entries(member).items() if entry.state not in _DONE}
 
 
 def _tell(rows: list[tuple[Member, FlightEntry]]) -> str:
