@@ -252,7 +252,10 @@ def heading(report: Report) -> str:
     ranks = sum(1 for row in report.processes if row.rank is not None)
     parts = [clean(server)]
     if target.world_size is not None and target.world_size > 1 and target.world_size != ranks:
-        parts.append(f"{ranks:,} of {count(target.world_size, 'rank')} seen")
+        expected = count(target.world_size, "rank")
+        parts.append(
+            f"{ranks:,} of {expected} seen" if ranks else f"{expected} expected, none with a number yet"
+        )
     elif ranks:
         parts.append(count(ranks, "rank"))
     place = f"pid {target.pid}" if target.pid is not None else ""

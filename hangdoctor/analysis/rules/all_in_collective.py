@@ -27,7 +27,8 @@ def check(situation: Situation) -> Finding | None:
         if len(ranks) == 1 and case.expected_world is None:
             return _alone(case, ranks[0], _meeting(ranks[0]))
         title = ranks[0].aspect.title if ranks[0].aspect else "meeting"
-        return _statement(case, ranks, Cause.MISSING_PEER, f"in the same rendezvous ({title})")
+        which = "the same" if len(ranks) > 1 else "a"
+        return _statement(case, ranks, Cause.MISSING_PEER, f"in {which} rendezvous ({title})")
     return None
 
 
@@ -62,20 +63,33 @@ def _alone(case: Case, member: Member, where: str) -> Finding:
     )
 
 
+def _incomplete(because: str, missing: int, suspects: tuple[Suspect, ...]) -> Finding:
+    """Everybody here waits, and somebody is elsewhere: the one who is late may be there."""
+    others = "1 more rank is" if missing == 1 else f"{missing} more ranks are"
+    elsewhere = (
+        "the rank elsewhere does: look at its host"
+        if missing == 1
+        else f"the {missing} ranks elsewhere do: look at their hosts"
+    )
+    return Finding(
+        Kind.UNKNOWN,
+        Confidence.POSSIBLE,
+        Cause.MISSING_PEER,
+        f"{because}; {others} expected and not seen here",
+        suspects,
+        decider=f"what {elsewhere} too",
+    )
+
+
 def _statement(case: Case, ranks: tuple[Member, ...], cause: Cause, where: str) -> Finding:
     labels = fold_labels(m.label for m in ranks)
     missing = (case.expected_world or 0) - len(ranks)
     suspects = tuple(Suspect(m, m.lead) for m in ranks)
     because = f"{labels} are all {where} and none of them moves"
+    if len(ranks) == 1:
+        because = f"{labels} is {where} and does not move"
     if missing > 0:
-        return Finding(
-            Kind.UNKNOWN,
-            Confidence.POSSIBLE,
-            Cause.MISSING_PEER,
-            f"{because}; {missing} more ranks are expected and were not seen here",
-            suspects,
-            decider=f"what the {missing} ranks elsewhere do: look at their hosts too",
-        )
+        return _incomplete(because, missing, suspects)
     if case.look_count < 2 or case.window_s < LEAST_STILLNESS_S:
         return Finding(
             Kind.UNKNOWN,
