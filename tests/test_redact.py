@@ -332,6 +332,16 @@ def test_strict_finds_names_in_other_notations(text: str, wanted: str) -> None:
     assert re.sub(r"host-(?!1\b)\d+", "host-N", line) == wanted
 
 
+def test_a_capture_without_looks_names_no_host() -> None:
+    """The head of a bundle is written before its first look."""
+    head = replace(identified(), snapshots=(), target=Target("pid 7 on gpu-a07", 7))
+    redactor = Redactor(RULES, strict=True)
+    assert "gpu-a0" not in repr(redactor.capture(head))
+    # … and the looks that follow call the host by the same name.
+    (snapshot,) = identified().snapshots
+    assert redactor.snapshot(snapshot).processes[0].host == redactor.capture(head).hosts[0].name
+
+
 def test_a_name_first_met_in_a_log_is_renamed_in_what_came_before() -> None:
     process = Process(1, threads=(Thread(1, name="bob77-flusher"),))
     snapshot = Snapshot(1.0, (process,), logs=(LogTail("/x.log", 1, None, ("saved /home/bob77/x",)),))

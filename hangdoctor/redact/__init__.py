@@ -32,7 +32,7 @@ class Redactor:
         snapshot = map_texts(snapshot, self._secrets)
         if self._names is None:
             return snapshot
-        self._names.learn(snapshot, ())
+        self._names.learn(snapshot)
         map_texts(snapshot, self._names)
         return map_texts(snapshot, self._names)
 
@@ -43,8 +43,9 @@ class Redactor:
         capture = map_texts(capture, self._secrets)
         if self._names is None:
             return capture
+        self._names.learn_hosts(capture.hosts)
         for snapshot in capture.snapshots:
-            self._names.learn(snapshot, capture.hosts)
+            self._names.learn(snapshot)
         # Likewise: a name first met in a log is renamed in the thread names that came before it.
         map_texts(capture, self._names)
         return map_texts(capture, self._names)

@@ -56,10 +56,13 @@ class Pseudonyms:
         self._words: re.Pattern[str] | None = None
         self._done: dict[str, str] = {}
 
-    def learn(self, snapshot: Snapshot, hosts: Iterable[Host]) -> None:
-        """Take note of the names of hosts and users, so that they are recognised in free text."""
+    def learn_hosts(self, hosts: Iterable[Host]) -> None:
+        """Take note of the machines that a capture was taken on, also of one without looks so far."""
         for host in hosts:
             self._host(host.name)
+
+    def learn(self, snapshot: Snapshot) -> None:
+        """Take note of the names of hosts and users, so that they are recognised in free text."""
         for process in snapshot.processes:
             if process.host:
                 self._host(process.host)
