@@ -31,6 +31,8 @@ VOLATILE = (
     # Where a look catches it.
     (re.compile(r"\b(?:runs|sleeps)\s+in\s+load_weights"), "reads in load_weights"),
     (re.compile(r"(?:E\d+ +rank [^E]*?flight recorder[^E]*)"), ""),  # only with a torch that has one
+    (re.compile(r",\s+last\s+on\s+a\s+CPU\s+[\d.]+\s+s\s+ago"), ""),  # a busy machine cannot tell
+    (re.compile(r"more observations?"), "more observations"),  # one more with a flight recorder
     (re.compile(r"\d+(?:\.\d+)?"), "N"),
     (re.compile(r"\s+"), " "),  # lines break elsewhere when a number grows
 )
