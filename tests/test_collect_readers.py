@@ -1,0 +1,178 @@
+"""Readers stay for many questions; one that blocks or dies costs its question and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangdoctor.collect.deadline import Trouble, helper_pids
+from hangdoctor.collect.readers import Readers
+
+Made = Callable[..., Readers]
+
+
+@pytest.fixture
+def make() -> Iterator[Made]:
+    made: list[Readers] = []
+
+    def make(
+        *functions: Callable[..., object], width: int = 2, prepare: Callable[[], None] | None = None
+    ) -> Readers:
+        made.append(Readers(functions, width, prepare=prepare))
+        return made[-1]
+
+    yield make
+    for readers in made:
+        readers.end()
+    assert not helper_pids()
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    """Opening it blocks in the kernel, as opening a file on a dead server does."""
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+def ask(readers: Readers, function: Callable[..., object], items: list[object], **more: Any) -> Any:
+    options = {"item_s": 20.0, "total_s": 60.0, "belongs_to": lambda item: item, **more}
+    return readers.ask(function, items, **options)
+
+
+def open_it(path: str) -> bool:
+    os.close(os.open(path, os.O_RDONLY))
+    return True
+
+
+def who(item: object) -> int:
+    return os.getpid()
+
+
+def test_same_children_answer_all_questions_and_what_belongs_together_goes_to_one(make: Made) -> None:
+    readers = make(len, who)
+    words = ["a", "bb", "ccc", "dddd", "eeeee"]
+    lengths = ask(readers, len, words)
+    first = dict(ask(readers, who, words))
+    second = dict(ask(readers, who, words[::-1]))
+    assert list(lengths) == [(word, len(word)) for word in words]
+    assert first == second and len(set(first.values())) == 2
+    assert os.getpid() not in first.values()
+
+
+def test_a_child_keeps_what_it_learned(make: Made) -> None:
+    seen: dict[object, int] = {}
+
+    def learn(item: object) -> None:
+        seen[item] = os.getpid()
+
+    def recall(item: object) -> bool:
+        return seen.get(item) == os.getpid()
+
+    readers = make(learn, recall)
+    learning, recalling = ask(readers, learn, [1, 2, 3]), ask(readers, recall, [1, 2, 3])
+    assert [known for _, known in recalling] == [True] * 3
+    assert [answer for _, answer in learning] == [None] * 3
+    assert seen == {}
+
+
+def test_what_blocks_costs_itself_and_the_rest_is_asked_of_another(make: Made, fifo: Path) -> None:
+    readers = make(open_it, len, width=1)
+    began = time.monotonic()
+    paths: list[object] = [os.devnull, str(fifo), "/dev/zero"]
+    opened = ask(readers, open_it, paths, item_s=0.3)
+    lengths = ask(readers, len, ["a", "bb"])
+    assert [answer for _, answer in lengths] == [1, 2]
+    answers = [answer for _, answer in opened]
+    assert answers[0] is answers[2] is True
+    assert isinstance(answers[1], Trouble) and answers[1].is_timeout
+    assert time.monotonic() - began < 10
+
+
+def test_what_is_pointless_after_it_is_not_tried_whoever_asks(make: Made, fifo: Path) -> None:
+    readers = make(open_it, len, width=1)
+    opened = ask(readers, open_it, [str(fifo)], item_s=0.2)
+    lengths = ask(
+        readers, len, ["same lock", "other"], is_pointless=lambda stuck, later: later == "same lock"
+    )
+    answers = dict(lengths)
+    assert "not tried" in answers["same lock"].reason and answers["other"] == 5
+    assert isinstance(dict(opened)[str(fifo)], Trouble)
+
+
+def test_time_is_bounded_however_many_block(make: Made) -> None:
+    began = time.monotonic()
+    readers = make(time.sleep, len)
+    sleeping = ask(readers, time.sleep, [3600.0 + n for n in range(101)], item_s=0.2, total_s=0.5)
+    assert all(isinstance(answer, Trouble) and answer.is_timeout for _, answer in sleeping)
+    assert dict(ask(readers, len, ["abc"])) == {"abc": 3}
+    assert time.monotonic() - began < 10
+
+
+def test_answers_that_wait_for_us_are_not_late(make: Made) -> None:
+    """Their time counts from when they are asked for, also where the pipe is full meanwhile."""
+    readers = make(bytes, width=1)
+    asked = ask(readers, bytes, [3_000_000, 3_000_001, 5], item_s=1.0, total_s=1.0)
+    time.sleep(1.2)
+    assert [len(answer) for _, answer in asked] == [3_000_000, 3_000_001, 5]
+
+
+def test_questions_larger_than_a_pipe_do_not_wait_for_a_busy_child(make: Made, fifo: Path) -> None:
+    readers = make(open_it, len, width=1)
+    began = time.monotonic()
+    opened = ask(readers, open_it, [str(fifo)], item_s=2.0)
+    large: list[object] = [bytes(2_000_000), bytes(3_000_000)]
+    lengths = ask(readers, len, large)
+    assert time.monotonic() - began < 1.8, "asking waited"
+    assert [answer for _, answer in lengths] == [2_000_000, 3_000_000]
+    assert isinstance(dict(opened)[str(fifo)], Trouble)
+
+
+def test_a_child_that_dies_is_replaced(make: Made) -> None:
+    readers = make(lambda item: os.kill(os.getpid(), signal.SIGKILL) if item == "deadly" else item, width=1)
+    (function,) = readers._functions
+    answers = dict(ask(readers, function, ["one", "deadly", "two"]))
+    assert answers["one"] == "one" and answers["two"] == "two"
+    assert answers["deadly"] == Trouble("the reading process died")
+
+
+def test_an_error_is_an_answer(make: Made) -> None:
+    answers = dict(ask(make(open_it), open_it, ["/no/such/file", os.devnull]))
+    assert answers == {"/no/such/file": Trouble("No such file or directory"), os.devnull: True}
+
+
+def test_every_child_is_prepared_also_one_that_takes_over(make: Made, fifo: Path) -> None:
+    state = {"prepared": False}
+    readers = make(
+        open_it, lambda item: state["prepared"], width=1, prepare=lambda: state.update(prepared=True)
+    )
+    is_prepared = readers._functions[1]
+    ask(readers, open_it, [str(fifo)], item_s=0.2)
+    assert dict(ask(readers, is_prepared, ["x"])) == {"x": True}
+    assert not state["prepared"]
+
+
+def test_without_room_for_a_child_every_answer_says_so(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    before = set(os.listdir("/proc/self/fd"))
+    readers = make(len)
+    answers = [answer for _, answer in ask(readers, len, ["a", "bb", "ccc"])]
+    readers.end()
+    assert all(isinstance(answer, Trouble) and "limit on processes" in answer.reason for answer in answers)
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1
+
+
+def test_leaving_early_leaves_nobody_behind(make: Made, fifo: Path) -> None:
+    readers = make(open_it)
+    ask(readers, open_it, [str(fifo), os.devnull])
+    assert len(helper_pids()) == 2
+    readers.end()
+    assert not helper_pids()
