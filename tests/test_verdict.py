@@ -311,6 +311,67 @@ def test_twin_the_count_speaks_of_the_time_before_a_step_that_does_not_end() -> 
     assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.LAGGARD)
 
 
+# -- a wait inside a known phase -----------------------------------------------------------------
+
+INIT = (
+    "GroupCoordinator.__init__ /site-packages/sglang/srt/distributed/parallel_state.py:370",
+    "init_distributed_environment /site-packages/sglang/srt/distributed/parallel_state.py:1500",
+    "ModelRunner.init_torch_distributed /site-packages/sglang/srt/model_executor/model_runner.py:800",
+    "run_scheduler_process /site-packages/sglang/srt/managers/scheduler.py:3000",
+)
+NOTIFIED = ("Condition.wait threading.py:355", "Event.wait threading.py:655")
+
+
+def scheduler(number: int, stack: tuple[Frame, ...], **facts: object) -> Looks:
+    title = (f"sglang::scheduler_TP{number}",)
+    return Looks(4200 + number, [stack], command=title, comm="sglang::schedul", ppid=4199, **facts)  # type: ignore[arg-type]
+
+
+def initializing(call: Syscall = FUTEX, *threads: Thread) -> Report:
+    """TP1 waits for an Event before its communicator, TP0 for TP1 in a broadcast."""
+    late = scheduler(
+        1, frames(*NOTIFIED, "check_license /opt/plugin.py:90", *INIT), syscall=call, extra_threads=threads
+    )
+    return diagnosis([scheduler(0, (*in_collective("broadcast")[:2], *frames(*INIT))), late])
+
+
+def thread(name: str, *calls: str, call: Syscall = FUTEX) -> Thread:
+    stack = Stack(frames(*calls, "Thread.run threading.py:982"), Method.PY_SPY_NONBLOCKING)
+    return Thread(
+        tid=77, name=name, comm="python", state="S", stack=stack, syscall=call, run_ns=1, voluntary_switches=1
+    )
+
+
+def test_an_event_that_no_thread_is_left_to_set_is_no_part_of_a_slow_phase() -> None:
+    report = initializing(FUTEX, thread("queue", "Condition.wait threading.py:355", "Queue.get queue.py:171"))
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.HUNG, Cause.INITIALIZING_NCCL)
+    assert [c.pid for c in report.verdict.culprits] == [4201]
+
+
+@pytest.mark.parametrize(
+    ("call", "threads"),
+    [
+        pytest.param(FUTEX_TIMED, (), id="it-waits-with-a-timeout"),
+        pytest.param(
+            FUTEX,
+            (
+                thread(
+                    "fetch",
+                    "SSLSocket.read ssl.py:1100",
+                    "fetch /opt/plugin.py:7",
+                    call=Syscall("recvfrom", fd=9),
+                ),
+            ),
+            id="another-thread-waits-for-an-answer",
+        ),
+    ],
+)
+def test_twin_an_event_that_somebody_may_still_set_has_the_phase_s_budget(
+    call: Syscall, threads: tuple[Thread, ...]
+) -> None:
+    assert initializing(call, *threads).verdict.kind is Kind.UNKNOWN
+
+
 # -- locks ---------------------------------------------------------------------------------------
 
 

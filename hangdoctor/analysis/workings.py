@@ -17,6 +17,7 @@ from hangdoctor.analysis.charges import (
     moving_after_all,
     phase_cause,
     stillness_s,
+    stuck,
     undecided,
 )
 from hangdoctor.analysis.findings import Finding
@@ -83,7 +84,37 @@ def is_in_known_phase(charge: Charge) -> Finding | None:
     if _computes_in_one_place(charge):
         because = f"{100 * demand(charge.suspect):.0f} % of a core, and its registers do not repeat as a spin's would"
         return Finding(Kind.SLOW, Confidence.LIKELY, cause, because, (charge.suspect,), progress)
+    if _nobody_will_notify(charge):
+        because = "it waits to be notified by another thread of its process, and none of them is at work"
+        return stuck(charge, cause, because)
     return _within_budget(charge, cause)
+
+
+_AT_REST = frozenset({Activity.WAIT_WORK, Activity.WAIT_EVENT, Activity.WAIT_LOCK, Activity.TIMED_SLEEP})
+
+
+_NOTHING_NEW = (ProgressClass.NONE, ProgressClass.ACTIVITY)
+"""Watchdogs in C use some CPU for ever."""
+
+
+def _nobody_will_notify(charge: Charge) -> bool:
+    """An Event or a Condition without a timeout, in whose process every other Python thread rests, too.
+
+    The budget is for what a phase does out of sight, in NCCL, on a GPU, on a disk. This is not that: whoever notifies
+    is a thread of the same process, and a rest of all of them does not end by itself.
+    """
+    track, member = charge.suspect.track, charge.suspect.member
+    call = track.last.thread.syscall if track else None
+    if (
+        track is None
+        or track.movement is not Movement.STILL
+        or track.last.activity is not Activity.WAIT_EVENT
+    ):
+        return False
+    if call is None or call.is_timed is not False or member.progress.kind not in _NOTHING_NEW:
+        return False
+    others = [t for t in member.threads if t is not track and t.last.thread.stack is not None]
+    return all(t.movement is Movement.STILL and t.last.activity in _AT_REST for t in others)
 
 
 def _computes_in_one_place(charge: Charge) -> bool:
