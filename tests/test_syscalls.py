@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,8 +86,10 @@ def blocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Blocked]:
 
 @pytest.mark.parametrize(
     "name",
-    "epoll_wait poll select read read_event write futex futex_shared futex_waitv".split()
-    + "futex2 semop sigwait flock fcntl io_uring".split(),
+    [
+        *("epoll_wait", "poll", "select", "read", "read_event", "write", "futex", "futex_shared"),
+        *("futex_waitv", "futex2", "semop", "sigwait", "flock", "fcntl", "io_uring"),
+    ],
 )
 def test_calls_without_a_timeout_say_so(blocked: Blocked, name: str) -> None:
     seen = blocked.decode(name)
@@ -259,6 +262,119 @@ def test_aarch64_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, name in ((98, "futex"), (73, "ppoll"), (22, "epoll_pwait"), (207, "recvfrom"), (63, "read")):
         seen = decode_syscall(os.getpid(), f"{number} 0xffffffffffffffff" + ZEROS, can_read_memory=False)
         assert seen is not None and seen.name == name
+
+
+AARCH64 = {
+    "ioctl": 29,
+    "flock": 32,
+    "openat": 56,
+    "getdents64": 61,
+    "write": 64,
+    "pread64": 67,
+    "preadv": 69,
+    "pselect6": 72,
+    "fsync": 82,
+    "waitid": 95,
+    "nanosleep": 101,
+    "clock_nanosleep": 115,
+    "fcntl": 25,
+    "sched_yield": 124,
+    "restart_syscall": 128,
+    "rt_sigsuspend": 133,
+    "rt_sigtimedwait": 137,
+    "semtimedop": 192,
+    "semop": 193,
+    "accept": 202,
+    "connect": 203,
+    "sendto": 206,
+    "sendmsg": 211,
+    "recvmsg": 212,
+    "accept4": 242,
+    "wait4": 260,
+    "process_vm_readv": 270,
+    "statx": 291,
+    "io_uring_enter": 426,
+    "openat2": 437,
+    "epoll_pwait2": 441,
+    "futex_waitv": 449,
+    "futex_wait": 455,
+}
+
+
+@pytest.mark.parametrize(("name", "number"), AARCH64.items())
+def test_blocking_calls_of_aarch64(name: str, number: int) -> None:
+    """Written down by hand from include/uapi/asm-generic/unistd.h."""
+    assert NAMES["aarch64"][number] == name
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [
+        ("aarch64", "/usr/include/asm-generic/unistd.h"),
+        ("x86_64", "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    ],
+)
+def test_the_tables_are_those_of_the_kernels_headers(machine: str, header: str) -> None:
+    """Every number of this machine's headers; names that only differ by their width are the same call."""
+    if not Path(header).exists():
+        pytest.skip(f"no {header} here")
+    lines = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)$", Path(header).read_text(), re.M)
+    wanted = {int(number): name for name, number in lines if name != "syscalls" and int(number) < 462}
+    ours = NAMES[machine]
+    wrong = {
+        number: (name, ours.get(number))
+        for number, name in wanted.items()
+        if number in ours and ours[number].rstrip("64").lstrip("_") != name.rstrip("64").lstrip("_")
+    }
+    assert len(wanted) > 250
+    assert set(wrong) <= WIDTHS[machine], wrong
+    assert set(wanted) - set(ours) <= UNNAMED[machine]
+
+
+WIDTHS: dict[str, set[int]] = {"aarch64": {79, 244}, "x86_64": set()}
+"""newfstatat is called fstatat there; 244 begins the numbers that each machine has of its own."""
+UNNAMED: dict[str, set[int]] = {"aarch64": {244, *range(403, 424)}, "x86_64": set()}
+"""From 403 on: times of 64 bits for machines of 32."""
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("futex_wait_queue_me futex_wait_queue futex_do_wait futex_wait_multiple", "futex"),
+        ("rt_mutex_schedule __rt_mutex_slowlock rt_mutex_slowlock_block.constprop.0", "priority-inheriting"),
+        ("ep_poll do_epoll_wait", "events (epoll)"),
+        ("poll_schedule_timeout.constprop.0 poll_schedule_timeout", "poll or select"),
+        ("wait_woken sk_wait_data tcp_data_wait", "data from a socket"),
+        ("unix_stream_read_generic unix_stream_data_wait", "data from a socket"),
+        ("__skb_wait_for_more_packets skb_wait_for_more_packets", "data from a socket"),
+        ("sk_stream_wait_memory sock_alloc_send_pskb", "send buffer"),
+        ("inet_csk_accept inet_csk_wait_for_connect", "incoming connection"),
+        ("inet_wait_for_connect", "to be accepted"),
+        ("pipe_wait pipe_read anon_pipe_read pipe_write wait_for_partner", "a pipe"),
+        ("eventfd_read do_wait_intr_irq", "an eventfd"),
+        ("hrtimer_nanosleep do_nanosleep common_nsleep", "a sleep"),
+        ("do_wait kernel_wait4", "a child process"),
+        ("locks_lock_inode_wait posix_lock_inode_wait flock_lock_inode_wait", "a file lock"),
+        ("__do_semtimedop do_semtimedop", "System V semaphore"),
+        ("io_cqring_wait io_cqring_wait_schedule", "io_uring"),
+        ("rpc_wait_bit_killable nfs_wait_bit_killable nfs4_wait_bit_killable", "NFS"),
+        ("request_wait_answer fuse_file_read_iter", "FUSE"),
+        ("ceph_mdsc_do_request ll_file_io_generic ptlrpc_queue_wait cxiWaitEventWait", None),
+        (
+            "jbd2_log_wait_commit io_schedule_timeout wait_on_page_bit_killable lock_page_maybe_drop_mmap",
+            None,
+        ),
+        (
+            "uvm_page_tree_get_ptes_async nvidia_ioctl os_acquire_spinlock kgspInitRm_IMPL rm_init_adapter",
+            None,
+        ),
+    ],
+)
+def test_wchan_from_4_18_to_6_18(names: str, words: str | None) -> None:
+    """Each name that a kernel of these years shows for a wait; ``None``: some words, of several kinds."""
+    for name in names.split():
+        seen = describe_wchan(name)
+        assert seen is not None and (words is None or words in seen), (name, seen)
 
 
 @pytest.mark.parametrize(

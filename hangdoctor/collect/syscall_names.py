@@ -77,8 +77,8 @@ _AARCH64 = """
   request_key keyctl clone execve mmap fadvise64 swapon swapoff mprotect msync mlock munlock mlockall
   munlockall mincore madvise remap_file_pages mbind get_mempolicy set_mempolicy migrate_pages move_pages
   rt_tgsigqueueinfo perf_event_open accept4 recvmmsg
-260 wait4 prlimit64 fanotify_init fanotify_mark
-266 clock_adjtime syncfs setns sendmmsg process_vm_readv process_vm_writev kcmp finit_module
+260 wait4 prlimit64 fanotify_init fanotify_mark name_to_handle_at open_by_handle_at
+  clock_adjtime syncfs setns sendmmsg process_vm_readv process_vm_writev kcmp finit_module
   sched_setattr sched_getattr renameat2 seccomp getrandom memfd_create bpf execveat userfaultfd
   membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc pkey_free statx
   io_pgetevents rseq kexec_file_load
