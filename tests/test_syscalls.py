@@ -246,6 +246,28 @@ def test_running_and_outside_a_call() -> None:
     assert seen == Syscall("page-fault", detail="waits for a data page from disk or network")
 
 
+@pytest.mark.parametrize(
+    ("wchan", "words"),
+    [
+        ("rpc_wait_bit_killable", "; in the kernel it waits for NFS"),
+        ("request_wait_answer", "; in the kernel it waits for a FUSE file system"),
+        ("nvidia_ioctl", "; in the kernel it waits for the NVIDIA driver"),
+        ("folio_wait_bit_common", "; in the kernel it waits for a data page from disk or network"),
+        ("anon_pipe_read", ""),
+        ("wait_woken", ""),
+        ("0", ""),
+    ],
+)
+def test_what_stands_behind_a_call_on_a_file_is_told(wchan: str, words: str) -> None:
+    number = {name: nr for nr, name in NAMES[platform.machine()].items()}["read"]
+    with Path(__file__).open("rb", buffering=0) as file:
+        file.seek(100)
+        seen = decode_syscall(os.getpid(), f"{number} {file.fileno():#x}{ZEROS}", wchan=wchan)
+        plain = f"reads fd {file.fileno()}, at byte 100"
+    assert seen is not None and seen.target == __file__
+    assert seen.detail == plain + words
+
+
 def test_an_unknown_number_keeps_its_number() -> None:
     seen = decode_syscall(1, "999" + ZEROS)
     assert seen is not None and seen.name == "syscall 999" and seen.is_timed is None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from hangdoctor.collect import memory
 from hangdoctor.collect.syscall_decoders import DECODERS, Call
 from hangdoctor.collect.syscall_names import NAMES
-from hangdoctor.collect.wchan import describe_wchan
+from hangdoctor.collect.wchan import describe_wchan, name_device
 from hangdoctor.model import Socket, Syscall
 
 __all__ = ["decode_syscall", "describe_wchan"]
@@ -56,7 +56,11 @@ def decode_syscall(
             return Syscall(name, args, detail="resumed after a signal or a debugger's stop")
         decoded = _decode(Call(pid, resumed, args, can_read_memory, sockets))
         return replace(decoded, detail=f"{decoded.detail or resumed}; resumed after a stop")
-    return _decode(Call(pid, name, args, can_read_memory, sockets))
+    decoded = _decode(Call(pid, name, args, can_read_memory, sockets))
+    device = name_device(wchan)
+    if device is None:
+        return decoded
+    return replace(decoded, detail=f"{decoded.detail or name}; in the kernel it waits for {device}")
 
 
 def _decode(call: Call) -> Syscall:

@@ -63,6 +63,27 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
 )
 
 
+_STARTS_OF_DEVICES = (
+    *("a FUSE file", "NFS", "CIFS", "CephFS", "Lustre", "GPFS", "9p", "the NVIDIA", "the AMD", "InfiniBand"),
+    *(
+        "a data page",
+        "a disk",
+        "a file system",
+        "room for dirty",
+        "memory to be freed",
+        "a lock in the kernel",
+    ),
+)
+_BEHIND = frozenset(phrase for phrase, _ in _MEANINGS if phrase.startswith(_STARTS_OF_DEVICES))
+"""What stands behind a call on a file or a device, and not at the other end of it."""
+
+
+def name_device(wchan: str | None) -> str | None:
+    """The file system, device or kernel resource that a call on a file sleeps in; ``None`` for any other wait."""
+    phrase = describe_wchan(wchan)
+    return phrase if phrase in _BEHIND else None
+
+
 def describe_wchan(wchan: str | None) -> str | None:
     """What a thread in this kernel function waits for, as a noun phrase; ``None`` when not known.
 
