@@ -243,7 +243,7 @@ def _wait(situation: Situation, edge: Edge) -> Wait:
 
 
 def _party(case: Case, node: Node) -> Party:
-    member = next((m for m in case.members if m.key == node.key), None)
+    member = case.by_key.get(node.key)
     pid = node.key.pid if member is None else member.last.known_pid
     return Party(pid, node.tid, member.label if member else None, node.key.host)
 

@@ -25,13 +25,13 @@ def tell_chain(situation: Situation, finding: Finding) -> str | None:
     end = finding.suspects[0]
     steps: list[str] = []
     known = {s.node for s in finding.suspects}
-    frontier = [end.node]
+    frontier = {end.node: None}
     while frontier and len(steps) < _MOST_STEPS:
         arriving = [
             e for e in situation.graph.edges if e.holder in frontier and e.waiter not in known and e.holder
         ]
         steps += reversed(_tell(situation.case, arriving))
-        frontier = list(dict.fromkeys(edge.waiter for edge in arriving))
+        frontier = dict.fromkeys(edge.waiter for edge in arriving)
         known.update(frontier)
     if not steps:
         return None
@@ -73,7 +73,7 @@ def _clause(
 
 def _name(case: Case, node: Node) -> str:
     """The process, with the thread where that is not the one which speaks for it."""
-    member = next((m for m in case.members if m.key == node.key), None)
+    member = case.by_key.get(node.key)
     if member is None:
         return f"pid {node.key.pid}"
     label = member.label if member.rank is not None else name_member(member)

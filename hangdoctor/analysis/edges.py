@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from hangdoctor.analysis.connections import connection_edges
-from hangdoctor.analysis.dark import dark_edges
+from hangdoctor.analysis.crowd import MOST_HOLDERS, Crowd, has_order
+from hangdoctor.analysis.dark import dark_edges, is_dark
 from hangdoctor.analysis.identify import CHILD, FOREIGN
 from hangdoctor.analysis.requests import finishes_steps
 from hangdoctor.analysis.standing import (
@@ -17,7 +18,6 @@ from hangdoctor.analysis.standing import (
     is_settled,
     is_stopped,
     same_dp,
-    same_group,
 )
 from hangdoctor.analysis.waits import Edge, EdgeKind, Node, lead_node
 from hangdoctor.analysis.wires import name_unseen
@@ -33,6 +33,7 @@ _WAITING_KINDS = (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER)
 def find_edges(case: Case) -> Iterator[Edge]:
     """Every wait of every process and of every thread in a lock; the same one may come twice."""
     yield from dark_edges(case)
+    crowd = Crowd(case)
     for member in case.members:
         yield from _lock_edges(case, member)
         if member.kind not in _WAITING_KINDS or is_stopped(member) or is_dead(member) or is_idle(member):
@@ -40,9 +41,9 @@ def find_edges(case: Case) -> Iterator[Edge]:
         yield from _lock_file_edges(case, member)  # a polled lock: a wait is a wait, however short so far
         if not is_settled(member.lead) or finishes_steps(member):
             continue
-        yield from _collective_edges(case, member)
-        yield from _gpu_edges(case, member)
-        yield from _phase_edges(case, member)
+        yield from _collective_edges(case, crowd, member)
+        yield from _gpu_edges(case, crowd, member)
+        yield from _phase_edges(case, crowd, member)
         yield from _child_edges(case, member)
         yield from connection_edges(case, member)
 
@@ -91,23 +92,17 @@ def _find_thread(case: Case, member: Member, pid: int | None, tid: int) -> Node 
 # -- collectives ---------------------------------------------------------------------------------
 
 
-def _collective_edges(case: Case, member: Member) -> Iterator[Edge]:
+def _collective_edges(case: Case, crowd: Crowd, member: Member) -> Iterator[Edge]:
     if member.kind is not RoleKind.RANK or not in_collective(member):
         return
     name = collective_name(member)
-    peers = [m for m in case.ranks if m is not member]
-    near = [m for m in peers if same_group(member.rank, m.rank)]
-    outside = _outside(near, name) or _outside(peers, name)
+    outside = crowd.outside(member, name)
     for peer in outside:
-        sure = is_stopped(peer) or is_dead(peer) or is_behind(peer, member)
-        yield Edge(
-            EdgeKind.COLLECTIVE,
-            lead_node(member),
-            lead_node(peer),
-            f"in {name}",
-            name,
-            Strength.CERTAIN if sure else Strength.LIKELY,
-        )
+        is_halted = is_stopped(peer) or is_dead(peer)
+        strength = Strength.LIKELY if is_halted or not is_dark(peer) else Strength.POSSIBLE
+        if is_halted or is_behind(peer, member):
+            strength = Strength.CERTAIN
+        yield Edge(EdgeKind.COLLECTIVE, lead_node(member), lead_node(peer), f"in {name}", name, strength)
     if not outside and case.expected_world is not None and case.expected_world > len(case.ranks):
         missing = case.expected_world - len(case.ranks)
         yield Edge(
@@ -120,32 +115,29 @@ def _collective_edges(case: Case, member: Member) -> Iterator[Edge]:
         )
 
 
-def _outside(peers: Sequence[Member], name: str | None) -> list[Member]:
-    return [p for p in peers if not (in_collective(p) and collective_name(p) == name)]
-
-
-def _gpu_edges(case: Case, member: Member) -> Iterator[Edge]:
+def _gpu_edges(case: Case, crowd: Crowd, member: Member) -> Iterator[Edge]:
     """A GPU that does not finish usually runs a collective: it waits for ranks that are behind in the same step."""
     lead = member.lead
     if lead is None or lead.last.activity is not Activity.WAIT_GPU or member.kind is not RoleKind.RANK:
         return
-    for peer in case.ranks:
-        if (
-            peer is member
-            or not same_group(member.rank, peer.rank)
-            or is_idle(peer)
-            or not is_settled(peer.lead)
-        ):
+    count = 0
+    for peer in crowd.in_step(member):
+        if not _is_earlier(peer, member):
+            if has_order(peer) and _order(peer) >= _order(member):
+                return  # so is everybody behind it
             continue
-        if _is_earlier(peer, member) and not is_behind(member, peer):
-            yield Edge(
-                EdgeKind.GPU,
-                lead_node(member),
-                lead_node(peer),
-                "its GPU runs a collective that needs both",
-                None,
-                Strength.LIKELY,
-            )
+        if peer is member or is_behind(member, peer):
+            continue
+        count += 1
+        reason = "its GPU runs a collective that needs both"
+        yield Edge(EdgeKind.GPU, lead_node(member), lead_node(peer), reason, None, Strength.LIKELY)
+        if count == MOST_HOLDERS:
+            return
+
+
+def _order(member: Member) -> int:
+    """Its place in a step; nobody is behind one without any."""
+    return member.phase.order if member.phase is not None else 1 << 30
 
 
 def _is_earlier(peer: Member, member: Member) -> bool:
@@ -161,7 +153,7 @@ def _is_earlier(peer: Member, member: Member) -> bool:
 # -- phases that say whom they wait for ----------------------------------------------------------
 
 
-def _phase_edges(case: Case, member: Member) -> Iterator[Edge]:
+def _phase_edges(case: Case, crowd: Crowd, member: Member) -> Iterator[Edge]:
     phase = member.phase
     aspect = member.aspect
     lead = member.lead
@@ -173,7 +165,7 @@ def _phase_edges(case: Case, member: Member) -> Iterator[Edge]:
     waits_for = phase.waits_for or from_aspect
     if waits_for is None:
         return
-    for other in _awaited(case, member, waits_for):
+    for other in _awaited(case, crowd, member, waits_for):
         yield Edge(
             EdgeKind.PHASE,
             lead_node(member),
@@ -184,9 +176,9 @@ def _phase_edges(case: Case, member: Member) -> Iterator[Edge]:
         )
 
 
-def _awaited(case: Case, member: Member, waits_for: str) -> list[Member]:
+def _awaited(case: Case, crowd: Crowd, member: Member, waits_for: str) -> list[Member]:
     if waits_for == "peers":
-        return _peers_elsewhere(case, member)
+        return [m for m in crowd.elsewhere(member) if m is not member]
     if waits_for in ("workers", "ranks", "schedulers"):
         return _unready(case, member)
     if waits_for == "children":
@@ -196,20 +188,6 @@ def _awaited(case: Case, member: Member, waits_for: str) -> list[Member]:
         m
         for m in case.principals
         if waits_for in (m.role.id, m.role.id.rsplit(".", 1)[-1]) and m is not member
-    ]
-
-
-def _peers_elsewhere(case: Case, member: Member) -> list[Member]:
-    """Ranks that have not come to the step this one waits in."""
-    phase, aspect = member.phase, member.aspect
-    here = {p.id for p in (phase, aspect) if p is not None}
-    peers = [m for m in case.ranks if m is not member]
-    return [
-        m
-        for m in peers
-        if is_stopped(m)
-        or is_dead(m)
-        or not here.intersection(p.id for p in (m.phase, m.aspect) if p is not None)
     ]
 
 
@@ -267,11 +245,14 @@ def _lock_file_edges(case: Case, member: Member) -> Iterator[Edge]:
 
 def _polled_lock(case: Case, member: Member) -> tuple[FileLock, Member] | None:
     """Who polls for a lock is in no list of the kernel's. The only lock file that another member holds is meant."""
-    members = {m.pid: m for m in case.members if m.key.host == member.key.host}
+    host = member.key.host
     held = [
-        (lock, members[lock.holder])
+        (lock, holder)
         for lock in case.capture.snapshots[-1].file_locks
-        if lock.holder in members and lock.holder != member.pid and (lock.path or "").endswith("lock")
+        if lock.host in (None, host)
+        and lock.holder not in (None, member.pid)
+        and (lock.path or "").endswith("lock")
+        and (holder := case.by_place.get((host, lock.holder or 0))) is not None
     ]
     return held[0] if len(held) == 1 else None
 

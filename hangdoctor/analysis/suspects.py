@@ -30,11 +30,10 @@ def find_suspects(case: Case, graph: WaitGraph) -> tuple[tuple[Suspect, ...], bo
 
 
 def _resolve(case: Case, node: Node) -> Suspect | None:
-    for member in case.members:
-        if member.key == node.key:
-            track = next((t for t in member.threads if t.tid == node.tid), member.lead)
-            return Suspect(member, track)
-    return None
+    member = case.by_key.get(node.key)
+    if member is None:
+        return None
+    return Suspect(member, next((t for t in member.threads if t.tid == node.tid), member.lead))
 
 
 def _keep_the_guilty(sinks: list[Suspect]) -> list[Suspect]:

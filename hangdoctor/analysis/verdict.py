@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from hangdoctor.analysis.chains import tell_chain
@@ -18,7 +19,7 @@ from hangdoctor.analysis.standing import is_dead, is_stopped
 from hangdoctor.analysis.suspects import find_suspects
 from hangdoctor.analysis.timers import alarm_of
 from hangdoctor.analysis.waits import Node, build_graph
-from hangdoctor.case import Case, Member, ThreadTrack, naming_frame
+from hangdoctor.case import Case, Key, Member, ThreadTrack, naming_frame
 from hangdoctor.knowledge import Knowledge
 from hangdoctor.model import Rank
 from hangdoctor.report import Confidence, Culprit, Kind, Verdict, Victim
@@ -81,7 +82,7 @@ def write_verdict(situation: Situation, book: EvidenceBook) -> tuple[Verdict, Fi
         cause=finding.cause,
         summary=summarize(finding, victims),
         culprits=culprits,
-        victims=tuple(_victim(situation, m) for m in victims),
+        victims=_victim_rows(situation, victims),
         progress=finding.progress,
         refuted_by=(_REFUTES_SLOW if finding.kind is Kind.SLOW else rule.refuted_by,),
         alternatives=tuple(
@@ -183,21 +184,21 @@ def _absentee(rank: Rank) -> Culprit:
     return Culprit(None, None, None, None, rank, None, None, "was not seen")
 
 
-def _victim(situation: Situation, member: Member) -> Victim:
-    pids = [
-        e.holder.key.pid
-        for e in situation.graph.edges
-        if e.waiter.key == member.key
-        and e.holder is not None
-        and e.holder.key != member.key
-        and e.holder.key.pid > 0
-    ]
-    return Victim(
-        pid=member.last.known_pid,
-        role=member.role.id,
-        rank=member.rank,
-        waits_for=tuple(dict.fromkeys(pids)),
-        phase=member.phase.id if member.phase else None,
-        frame=member.frame,
-        host=member.key.host,
+def _victim_rows(situation: Situation, victims: tuple[Member, ...]) -> tuple[Victim, ...]:
+    pids: dict[Key, dict[int, None]] = defaultdict(dict)
+    for edge in situation.graph.edges:
+        holder = edge.holder.key if edge.holder is not None else None
+        if holder is not None and holder != edge.waiter.key and holder.pid > 0:
+            pids[edge.waiter.key][holder.pid] = None
+    return tuple(
+        Victim(
+            pid=member.last.known_pid,
+            role=member.role.id,
+            rank=member.rank,
+            waits_for=tuple(pids[member.key]),
+            phase=member.phase.id if member.phase else None,
+            frame=member.frame,
+            host=member.key.host,
+        )
+        for member in victims
     )

@@ -6,7 +6,7 @@ that idles while its peer stands in a collective becomes a sink, the culprit, an
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -68,12 +68,12 @@ class WaitGraph:
         for edge in self.edges:
             if edge.holder is not None:
                 incoming[edge.holder].append(edge.waiter)
-        found: list[Node] = []
-        queue = list(incoming[node])
+        found: dict[Node, None] = {}
+        queue = deque(incoming[node])
         while queue:
-            waiter = queue.pop(0)
+            waiter = queue.popleft()
             if waiter != node and waiter not in found:
-                found.append(waiter)
+                found[waiter] = None
                 queue.extend(incoming[waiter])
         return tuple(found)
 

@@ -93,7 +93,7 @@ def prefix_tree(report: Report, names: Names) -> Tree:
     tree = build_tree((names.short(row.pid, row.host, row.rank, row.role), lead_stack(row)) for row in ranked)
     culprits = {names.short(c.pid, c.host, c.rank, c.role) for c in report.verdict.culprits}
     lines: list[TreeLine] = []
-    work: list[tuple[int, Branch]] = [(0, branch) for branch in sorted(tree, key=lambda b: len(b.labels))]
+    work: list[tuple[int, Branch]] = [(0, branch) for branch in sorted(tree, key=lambda b: b.count)]
     while work and len(lines) < _MOST_TREE_LINES:
         depth, branch = work.pop()
         label = fold_labels(branch.labels, limit=60)
@@ -106,7 +106,7 @@ def prefix_tree(report: Report, names: Names) -> Tree:
                 is_culprit=not branch.children and culprits.issuperset(branch.labels),
             )
         )  # fmt: skip
-        work += [(depth + 1, child) for child in sorted(branch.children, key=lambda b: len(b.labels))]
+        work += [(depth + 1, child) for child in sorted(branch.children, key=lambda b: b.count)]
     return Tree(tuple(lines), len(work))
 
 

@@ -79,13 +79,17 @@ def _is_uneven(rows: list[tuple[Member, FlightEntry]]) -> bool:
 
 def _finished_alone(case: Case) -> Finding | None:
     """A rank has finished a collective that a peer cannot finish: they did not put the same into it."""
+    finished = _finished(case)
     for member in case.ranks:
         if not _waits_for_peers(member):
             continue
         for group, mine in _current_entries(member).items():
             if mine.state in _DONE or not any(op in mine.op for op in _SYMMETRIC):
                 continue
-            ahead = [p for p in case.ranks if p is not member and _has_finished(p, group, mine.sequence or 0)]
+            sequence = mine.sequence or 0
+            if max((last for last, _ in finished.get(group, ())), default=-1) < sequence:
+                continue
+            ahead = [p for last, p in finished[group] if p is not member and last >= sequence]
             if ahead:
                 because = (
                     f"in group {group} {member.label} is still in {' '.join(_identity(mine))}, which "
@@ -99,14 +103,19 @@ _SYMMETRIC = ("all_reduce", "all_gather", "allgather", "reduce_scatter", "barrie
 """Collectives that no rank can finish before every other has put its share in."""
 
 
-def _has_finished(peer: Member, group: str, sequence: int) -> bool:
-    entries = [e for e in peer.last.flight if e.group == group and e.sequence is not None]
-    return (
-        bool(entries)
-        and all(e.state in _DONE for e in entries)
-        and max(e.sequence or 0 for e in entries) >= sequence
-        and any(e.state == "completed" for e in entries)
-    )
+def _finished(case: Case) -> dict[str, list[tuple[int, Member]]]:
+    """For each group the ranks that have nothing of it open, with the last number that they have finished."""
+    found: dict[str, list[tuple[int, Member]]] = defaultdict(list)
+    for member in case.ranks:
+        by_group: dict[str, list[FlightEntry]] = defaultdict(list)
+        for entry in member.last.flight:
+            if entry.sequence is not None:
+                by_group[entry.group].append(entry)
+        for group, entries in by_group.items():
+            states = {e.state for e in entries}
+            if "completed" in states and states <= set(_DONE):
+                found[group].append((max(e.sequence or 0 for e in entries), member))
+    return found
 
 
 def _apart(case: Case) -> Finding | None:
