@@ -72,33 +72,33 @@ def find_tree(request: Request, knowledge: Knowledge) -> Tree:
     if sum(value is not None for value in targets) > 1:
         raise WrongUsage("give a pid, --name, --port or --rendezvous, but only one of them")
     host = _Host(procfs.read_table(), knowledge)
-    if request.rendezvous is not None:
-        tree = host.grow_tree(_meeting(request.rendezvous, host), request.words, None)
-        return replace(tree, meeting=request.rendezvous)
-    tree = _find_tree(request, host)
-    meeting = host.meeting_of(tree.pids) if request.is_of_many else None
-    if meeting is None:
-        return tree
-    roots = [root for root in _meeting(meeting, host) if root not in tree.pids]
-    return replace(host.grow_tree([tree.root, *roots], request.words, tree.asked_pid), meeting=meeting)
+    meeting = request.rendezvous
+    if meeting is not None:
+        roots = _meeting(meeting, host)
+    else:
+        roots = _find_roots(request, host)
+        inside = procfs.descend(host.table, roots)
+        meeting = host.meeting_of(inside) if request.is_of_many else None
+        roots += [root for root in _meeting(meeting, host) if root not in inside] if meeting else []
+    asked = _check_pid(request.pid, host) if request.pid is not None else None
+    return replace(host.grow_tree(roots, request.words, asked), meeting=meeting)
 
 
-def _find_tree(request: Request, host: _Host) -> Tree:
+def _find_roots(request: Request, host: _Host) -> list[int]:
     if request.pid is not None:
         pid = _check_pid(request.pid, host)
         root = host.find_root(pid)
         _check_zombie(pid, root, host)
-        return host.grow_tree([root], request.words, pid)
+        return [root]
     if request.name is not None:
         roots = host.find_roots(_match_name(request.name, host))
-        if len(roots) > 1 and request.is_of_many and host.meet_together(roots):
-            return host.grow_tree(roots, request.words, None)
-        return host.grow_tree([_only(roots, request, host)], request.words, None)
+        is_one_job = len(roots) > 1 and request.is_of_many and host.meet_together(roots)
+        return roots if is_one_job else [_only(roots, request, host)]
     if request.port is not None:
         found = deadline.call(lambda: find_listeners(request.port or 0, list(host.table)), COMMANDS_S)
         roots = host.find_roots([] if isinstance(found, deadline.Trouble) else found)
-        return host.grow_tree([_only(roots, request, host)], request.words, None)
-    return host.grow_tree([_only(host.find_servers(), request, host)], request.words, None)
+        return [_only(roots, request, host)]
+    return [_only(host.find_servers(), request, host)]
 
 
 class _Host:
@@ -222,9 +222,9 @@ class _Host:
         return rendezvous.find_meeting(pids, self._commands)
 
     def meet_together(self, roots: Sequence[int]) -> bool:
-        """Whether several roots are one job: ranks that nothing but their address holds together."""
-        first, *others = (self.meeting_of(procfs.descend(self.table, [root])) for root in roots)
-        return first is not None and all(meeting == first for meeting in others)
+        """Whether several roots may be one job: ranks that were started one by one. (None: it may not be read.)"""
+        meetings = {self.meeting_of(procfs.descend(self.table, [root])) for root in roots} - {None}
+        return len(meetings) < 2 and sum(map(self.is_server_part, roots)) != 1
 
     def grow_tree(self, roots: Sequence[int], asked: str, asked_pid: int | None) -> Tree:
         """The roots and all their descendants, and the orphans that were part of the first."""

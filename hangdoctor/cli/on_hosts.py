@@ -22,8 +22,9 @@ from hangdoctor.cli.options import HostsChoice, LookChoice, TargetChoice
 from hangdoctor.cli.output import refuse_overwriting
 from hangdoctor.collect import Plan
 from hangdoctor.collect.check import CheckResult
-from hangdoctor.model import Capture, Gap
-from hangdoctor.redact import redact_capture
+from hangdoctor.knowledge.redaction import Redaction
+from hangdoctor.model import Capture, Gap, Host
+from hangdoctor.redact import Redactor
 
 SPARE_S = 10.0
 """Beside the looks: Python's own start, reading the last look, sending the capture."""
@@ -135,9 +136,11 @@ class _Run:
         for answer in answers:
             for line in answer.said:
                 self.conversation.explain(f"{answer.host}: {line}", 2)
-        whole = self._redacted(cluster.combine(captures, gaps, choice.hosts or ""))
+        redactor = _Renaming(self.knowledge.redaction, names, strict=self.is_strict)
+        asked = f"{count} hosts" if self.is_strict else choice.hosts or ""
+        whole = redactor.capture(cluster.combine(captures, gaps, asked))
         if where is not None:
-            self._save(where, whole, captures, gaps)
+            self._save(where, whole, captures, gaps, redactor)
         return whole
 
     def _errand(self, names: tuple[str, ...], plan: Plan) -> cluster.Errand:
@@ -156,11 +159,14 @@ class _Run:
             work_s=work_s,
         )
 
-    def _redacted(self, capture: Capture) -> Capture:
-        # Hosts mask secrets before they send; names are changed here, for all hosts alike.
-        return redact_capture(capture, self.knowledge.redaction, strict=self.is_strict)
-
-    def _save(self, where: str, whole: Capture, captures: Sequence[Capture], gaps: Sequence[Gap]) -> None:
+    def _save(
+        self,
+        where: str,
+        whole: Capture,
+        captures: Sequence[Capture],
+        gaps: Sequence[Gap],
+        redactor: _Renaming,
+    ) -> None:
         if not where.endswith("/") and (where == "-" or len(captures) <= ONE_FILE_HOSTS):
             bundle.write(whole, where)
             self._state.bundle = None if where == "-" else where
@@ -169,9 +175,22 @@ class _Run:
         folder.mkdir(parents=True, exist_ok=True)
         for index, capture in enumerate(captures):
             # What is known of no host in particular goes with the first: a folder is read as one job.
-            mine = self._redacted(replace(capture, gaps=(*capture.gaps, *gaps)) if index == 0 else capture)
+            mine = redactor.capture(replace(capture, gaps=(*capture.gaps, *gaps)) if index == 0 else capture)
             bundle.write(mine, folder / f"{_file_name(mine)}.hang")
         self._state.bundle = str(folder)
+
+
+class _Renaming:
+    """Hosts mask secrets before they send; names are changed here, for all hosts alike, also of those that failed."""
+
+    def __init__(self, rules: Redaction, names: Sequence[str], *, strict: bool) -> None:
+        self._redactor = Redactor(rules, strict=strict)
+        self._asked = tuple(Host(name) for name in names)
+
+    def capture(self, capture: Capture) -> Capture:
+        """Redacted; the same name becomes the same in every capture."""
+        found = self._redactor.capture(replace(capture, hosts=(*capture.hosts, *self._asked)))
+        return replace(found, hosts=found.hosts[: len(capture.hosts)])
 
 
 def _file_name(capture: Capture) -> str:
