@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from tests.test_redact import Canaries, command_line, environment, log_lines
 
 ROOT = Path(__file__).parent.parent
 QUICK = ("--snapshots", "2", "--interval", "0.2")
-STALLS = ("--interval", "0.3", "--stall", "0.4", "--once", "--for", "20")
+ONCE = ("--interval", "0.3", "--stall", "0.4", "--once", "--for", "30")
 HOST, OTHER_HOST, USER, ADDRESS = "gpu-b19", "gpu-b20", "alice.zz", "10.20.30.40"
 IDENTITIES = (
     USER,
@@ -56,10 +57,13 @@ def artefacts(program: Stuck, folder: Path, *redact: str) -> dict[str, str]:
         "issue of a capture": ("analyze", capture, "--github-issue"),
         "diff": ("diff", capture, "--detail"),
         "diff as json": ("diff", capture, "--json", "--detail"),
-        "watch": ("watch", program.pid, *STALLS, "-o", folder / "watch", "-vv"),
+        "watch": ("watch", program.pid, *ONCE, "-o", folder / "watch", "-vv"),
         "check": ("check", program.pid),
     }.items():
+        if name == "watch":
+            os.kill(program.pid, signal.SIGSTOP)  # something to report
         done = hangdoctor(*words, *(redact if words[0] != "check" else ()))
+        os.kill(program.pid, signal.SIGCONT)
         assert done.returncode in (0, 3, 4, 5), (name, done.stderr)
         texts[name] = done.stdout.decode()
         texts[f"{name}, said"] = done.stderr.decode()
