@@ -14,7 +14,7 @@ from hangdoctor.collect import Plan, take_capture
 from hangdoctor.discover import Request, find_tree
 from hangdoctor.model import Capture
 from hangdoctor.report import Cause, Kind, Report, Strength, Wait
-from tests.b_support import eventually
+from tests.b_support import build, eventually, words_of
 from tests.conftest import stuck
 from tests.knowledge_support import built_in
 
@@ -191,3 +191,34 @@ def test_a_fork_outside_of_the_lock_is_no_hang() -> None:
         verdict = diagnose(take_capture(tree, TWO_LOOKS), built_in()).verdict
     assert verdict.cause is not Cause.LOCK_HELD, verdict.summary
     assert not (verdict.kind is Kind.HUNG and verdict.confidence.value == "certain")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("b_native.cpp", tmp_path_factory.mktemp("native") / "libnative.so", "-shared", "-fPIC")
+
+
+@pytest.mark.parametrize(
+    ("name", "threads"), [("gil", {"gil_holder", "mutex_holder"}), ("standard3", {"t0", "t1", "t2"})]
+)
+def test_rings_that_python_knows_nothing_of(name: str, threads: set[str], library: Path) -> None:
+    """The GIL against a C++ mutex, and three std::mutex: certain, because every owner is recorded."""
+    with stuck("b_native.py", library, name) as running:
+        pid, *_ = running.said[0].split()
+        tids = {int(tid): thread for thread, tid in words_of(running.said[0]).items()}
+        verdict = diagnose(
+            take_capture(find_tree(Request(int(pid)), built_in()), TWO_LOOKS), built_in()
+        ).verdict
+    assert (verdict.kind, verdict.cause) == (Kind.HUNG, Cause.LOCK_CYCLE), verdict.summary
+    assert verdict.confidence.value == "certain"
+    assert {tids.get(culprit.tid or 0) for culprit in verdict.culprits} == threads
+
+
+def test_mutexes_in_a_queue_are_no_ring(library: Path) -> None:
+    """Twin: the same mutexes in one order; the first thread sleeps with both."""
+    with stuck("b_native.py", library, "ordered3") as running:
+        pid, *_ = running.said[0].split()
+        verdict = diagnose(
+            take_capture(find_tree(Request(int(pid)), built_in()), TWO_LOOKS), built_in()
+        ).verdict
+    assert verdict.cause is not Cause.LOCK_CYCLE, verdict.summary
