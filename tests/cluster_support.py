@@ -275,9 +275,10 @@ class Across:
         for rank in range(self.world):
             with (self.folder / f"hear.{rank}").open("w") as pipe:
                 pipe.write(f"{fault} {culprit}\n")
-        self._hear("placed")
+        self.hear("placed")
 
-    def _hear(self, word: str, deadline_s: float = DEADLINE_S) -> dict[int, str]:
+    def hear(self, word: str, deadline_s: float = DEADLINE_S) -> dict[int, str]:
+        """What follows ``word`` in the lines of all ranks, once each has said it."""
         said: dict[int, str] = {}
         deadline, line = time.monotonic() + deadline_s, b""
         while len(said) < self.world:
@@ -296,7 +297,11 @@ class Across:
 
 @contextmanager
 def six_ranks(
-    prefixes: Sequence[Sequence[str]], address: str, interface: str, names: Sequence[str]
+    prefixes: Sequence[Sequence[str]],
+    address: str,
+    interface: str,
+    names: Sequence[str],
+    program: str = "d_gloo_rank.py",
 ) -> Iterator[Across]:
     """Two ranks behind each prefix (what runs a command on that host); ``names`` end up in the command lines."""
     mark, world = f"{RUN}-{uuid.uuid4().hex}", 2 * len(prefixes)
@@ -345,7 +350,7 @@ def six_ranks(
                         )
                     )
             job = Across(world, folder, said_fd, address=address)
-            said = job._hear("pid")
+            said = job.hear("pid")
             job.pids = [int(said[rank].split()[1]) for rank in range(world)]
             yield job
         finally:

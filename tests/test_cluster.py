@@ -87,6 +87,15 @@ class TestJobOnThreeHosts:
         for part in ("verdict", "waits", "processes", "groups", "evidence"):
             assert by_hand[part] == report[part], part
 
+    def test_collect_saves_one_file_of_all_hosts(self, kept: tuple[dict, Path], tmp_path: Path) -> None:
+        done = hangdoctor(
+            "collect", "--hosts", "node[1-3]", *SH, "--name", "at-%h", *QUICK, "-o", f"{tmp_path}/x.hang"
+        )
+        assert done.returncode == 0, done.stderr
+        report = report_of(hangdoctor("analyze", f"{tmp_path}/x.hang", "--json"))
+        assert report["verdict"]["culprits"][0]["pid"] == kept[0]["verdict"]["culprits"][0]["pid"]
+        assert set(report["timings"]["clocks"]) == {"node1", "node2", "node3"}
+
     def test_failing_hosts_are_gaps(self, job: Across) -> None:
         """A host that ends at once, one that says nothing, one that has no such job, and one without Python."""
         template = (
@@ -236,7 +245,7 @@ class Wire:
 def opened() -> tuple[Talk, Round, Wire]:
     heard, wire = Round(), Wire()
     talk = Talk("node1", "@m", heard)
-    talk.open(wire)
+    talk.open(wire, set())
     talk.begin()
     return talk, heard, wire
 
@@ -318,9 +327,11 @@ def order(popen: subprocess.Popen[bytes], main: str, seconds: float) -> None:
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("__main__.py", main)
     content = archive.getvalue()
-    words = {"words": [], "seconds": seconds, "files": {"app.pyz": len(content)}}
+    token = json.loads(heard(popen, b"hello"))["token"].encode()
+    words = json.dumps({"words": [], "seconds": seconds, "files": ["app.pyz"]}).encode()
     assert popen.stdin is not None
-    popen.stdin.write(b"order " + json.dumps(words).encode() + b"\n" + content)
+    popen.stdin.write(b"* parcel app.pyz %d\n" % len(content) + content)
+    popen.stdin.write(b"somebody-else order {}\n" + token + b" order " + words + b"\n")
     popen.stdin.flush()
 
 
@@ -365,9 +376,9 @@ def test_the_far_end_removes_everything_however_it_ends(how: str) -> None:
 
 def test_the_far_end_answers_for_the_time_at_once() -> None:
     with far_end() as popen:
-        heard(popen, b"hello")
+        token = json.loads(heard(popen, b"hello"))["token"].encode()
         assert popen.stdin is not None
-        popen.stdin.write(b"sync\n")
+        popen.stdin.write(b"another sync\n" + token + b" sync\n")
         popen.stdin.flush()
         assert float(heard(popen, b"sync")) == pytest.approx(time.time(), abs=5)
         popen.stdin.close()

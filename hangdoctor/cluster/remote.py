@@ -3,16 +3,20 @@
 Stands alone on purpose: it imports nothing of hangdoctor, for it decides how hangdoctor gets there. What goes over
 the connection is lines, because every transport (ssh, srun, kubectl, a tree of gateways) passes lines on:
 
-    here  -> there   sync | order JSON, then the files it announces | start UNIXTIME
+    here  -> there   TOKEN sync | * parcel NAME SIZE, then its bytes | TOKEN order JSON | TOKEN start UNIXTIME
     there -> here    MARK hello JSON | MARK sync UNIXTIME | MARK ready JSON | MARK data BASE64 | MARK said TEXT
                      | MARK done CODE
 
-Lines without the mark are somebody else's (login banners) and are told as such. When the connection ends, for
-whatever reason, standard input ends: the child is ended and the private folder removed. Only SIGKILL leaves it.
+A gateway gives every line to all hosts below it, so each takes what begins with the token that it has made up and said
+in its hello, or with a star. Lines without the mark are somebody else's (login banners) and are told as such. When the
+connection ends, for whatever reason, standard input ends: the child is ended and the private folder removed. Only
+SIGKILL leaves it.
 """
 
 import base64
+import binascii
 import contextlib
+import io
 import json
 import os
 import pathlib
@@ -44,6 +48,8 @@ class Far:
 
     def __init__(self, mark):  # type: (str) -> None
         self.mark = mark.encode()
+        self.token = binascii.hexlify(os.urandom(8))
+        self.parcels = {}  # type: dict[str, bytes]
         self.events = queue.Queue()  # type: queue.Queue[tuple[str, bytes]]
         self.lock = threading.Lock()
         self.folder = None  # type: str | None
@@ -63,18 +69,24 @@ class Far:
         stream = sys.stdin.buffer
         while True:
             line = stream.readline()
-            word, _, rest = line.strip().partition(b" ")
+            to, _, text = line.strip().partition(b" ")
+            word, _, rest = text.partition(b" ")
             if not line:
                 self.events.put(("end", b""))
                 return
-            if word == b"sync":
+            if word == b"parcel":
+                name, size = rest.decode().split()
+                self.parcels[name] = stream.read(int(size))
+            elif to != self.token:
+                continue
+            elif word == b"sync":
                 self.say("sync", repr(time.time()).encode())
             elif word == b"order":
                 try:
-                    order = json.loads(rest.decode())
-                    for name, size in order["files"].items():
-                        self.take_file(name, stream.read(size), size)
-                except (OSError, ValueError) as error:
+                    for name in json.loads(rest.decode())["files"]:
+                        self.unpack(name)
+                    self.parcels.clear()
+                except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
                     # A full or missing temporary folder: whoever asked must read that, not a silence.
                     self.events.put(("trouble", str(error).encode()))
                     return
@@ -82,17 +94,11 @@ class Far:
             elif word == b"start":
                 self.events.put(("start", rest))
 
-    def take_file(self, name, content, size):  # type: (str, bytes, int) -> None
-        if len(content) < size:
-            raise OSError("the connection ended inside " + name)
+    def unpack(self, name):  # type: (str) -> None
+        """Onto the disk, because knowledge files are read by their path, and programs can only be run from one."""
         if self.folder is None:
             self.folder = tempfile.mkdtemp(prefix="hangdoctor-", dir=roomy_folder())
-        path = os.path.join(self.folder, name)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        # Unpacked, because knowledge files are read by their path, and programs can only be run from one.
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(io.BytesIO(self.parcels[name])) as archive:
             archive.extractall(self.folder)
         tool = pathlib.Path(self.folder, "py-spy")
         if tool.exists():
@@ -100,7 +106,7 @@ class Far:
 
     def run(self):  # type: () -> int
         """The exit code of what was asked for."""
-        self.say("hello", json.dumps(describe()).encode())
+        self.say("hello", json.dumps(dict(describe(), token=self.token.decode())).encode())
         threading.Thread(target=self.listen, daemon=True).start()
         while True:
             kind, payload = self.events.get()

@@ -11,12 +11,13 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hangdoctor.cluster.answers import Answer, explain_silence, trouble
 from hangdoctor.cluster.hosts import Via, load
 from hangdoctor.cluster.parcel import parcels_for
-from hangdoctor.cluster.talks import Talk, script
+from hangdoctor.cluster.talks import Talk, Writer, program, script
 from hangdoctor.errors import HangdoctorError
 
 LEAD_S = 0.15
@@ -86,15 +87,27 @@ class _Round:
         limit = self._patience.connect_s + self._patience.ready_s + self._errand.work_s
         command = via.command(script(self._mark, python))
         worker_error = load("Worker.Worker").WorkerError
-        tree = None if via.name == "ssh" else False
-        handler = _make_handler(self, limit)
+        is_tree = via.name == "ssh" and _has_tree(task)
+        # Below a gateway all hosts hear what is written (ClusterShell 1.10 has one standard input a gateway), and
+        # nobody can be left behind alone; without gateways each host has a connection of its own.
+        groups = [self.talks] if is_tree else [[talk] for talk in self.talks]
+        handler = _make_handler(limit)
         try:
-            for talk in self.talks:
-                # A worker a host: only so can each be told something of its own.
+            for talks in groups:
+                nodes = ",".join(talk.host for talk in talks)
                 worker = task.shell(
-                    command, nodes=talk.host, handler=handler(talk), timeout=limit, stderr=True, tree=tree
+                    command,
+                    nodes=nodes,
+                    handler=handler(self, talks),
+                    timeout=limit,
+                    stderr=True,
+                    tree=is_tree,
                 )
-                talk.open(worker)
+                worker.write(program(self._mark))
+                writer = _Party(worker, talks) if is_tree else worker
+                delivered: set[str] = set()
+                for talk in talks:
+                    talk.open(writer, delivered)
             task.resume()
         except worker_error as error:
             raise HangdoctorError(
@@ -211,26 +224,64 @@ def _new_task(via: Via, patience: Patience, count: int) -> Any:
     return task
 
 
-def _make_handler(a_round: _Round, limit: float) -> Callable[[Talk], object]:
-    """ClusterShell's event handler for one talk; a class made here, for its base may not be installed."""
+def _has_tree(task: Any) -> bool:
+    """Whether ClusterShell's topology.conf lays out gateways. Raises HangdoctorError for one that cannot be read."""
+    files = [path for path in task.TOPOLOGY_CONFIGS if Path(path).exists()]
+    try:
+        if task.topology is None and files:
+            task.load_topology(files[-1])
+    except load("Topology").TopologyError as error:
+        hint = "CLUSTERSHELL_CFGDIR names another folder for it"
+        raise HangdoctorError(f"{files[-1]} cannot be read: {error}", hint=hint) from error
+    return task.topology is not None and bool(task.default("auto_tree"))
+
+
+class _Party:
+    """The one connection of many talks: it ends when all of them have."""
+
+    def __init__(self, worker: Writer, talks: Sequence[Talk]) -> None:
+        self._worker = worker
+        self._talks = talks
+
+    def write(self, buf: bytes) -> None:
+        self._worker.write(buf)
+
+    def set_write_eof(self) -> None:
+        if not any(talk.is_open for talk in self._talks):
+            self._worker.set_write_eof()
+
+    def abort(self) -> None:
+        if not any(talk.is_open for talk in self._talks):
+            self._worker.abort()
+
+
+def _make_handler(limit: float) -> Callable[[_Round, Sequence[Talk]], object]:
+    """ClusterShell's event handler for some talks; a class made here, for its base may not be installed."""
     base: Any = load("Event").EventHandler
 
     class Handler(base):  # type: ignore[misc]
-        def __init__(self, talk: Talk) -> None:
-            self._talk = talk
+        def __init__(self, a_round: _Round, talks: Sequence[Talk]) -> None:
+            self._round = a_round
+            self._talks = {talk.host: talk for talk in talks}
 
         def ev_pickup(self, worker: object, node: str) -> None:
-            a_round.picked_up(self._talk)
+            if node in self._talks:  # a gateway's own connection is none of ours
+                self._round.picked_up(self._talks[node])
 
         def ev_read(self, worker: object, node: str, sname: str, msg: bytes) -> None:
-            if self._talk.is_open:
-                self._talk.hear(msg, is_error=sname == "stderr")
+            talk = self._talks.get(node)
+            if talk is not None and talk.is_open:
+                talk.hear(msg, is_error=sname == "stderr")
 
         def ev_hup(self, worker: object, node: str, rc: int | None) -> None:
-            self._talk.left_with(rc)
+            talk = self._talks.get(node)
+            if talk is not None:
+                talk.left_with(rc)
+                talk.hang_up(timed_out=False, seconds=limit)
 
         def ev_close(self, worker: object, timedout: bool) -> None:
-            self._talk.hang_up(timed_out=timedout, seconds=limit)
+            for talk in self._talks.values():
+                talk.hang_up(timed_out=timedout, seconds=limit)
 
     return Handler
 

@@ -73,6 +73,7 @@ class Talk:
 
     def __init__(self, host: str, mark: str, listener: Listener) -> None:
         self.host = host
+        self._token = b""
         self.hello: Mapping[str, object] | None = None
         self.ready: Mapping[str, object] | None = None
         self.is_open = True
@@ -83,6 +84,7 @@ class Talk:
         self._mark = mark.encode() + b" "
         self._listener = listener
         self._worker: Writer | None = None
+        self._delivered: set[str] = set()
         self._trouble: Gap | None = None
         self._output: list[bytes] = []
         self._said: list[str] = []
@@ -93,10 +95,10 @@ class Talk:
 
     # -- what the transport tells --------------------------------------------------------------------
 
-    def open(self, worker: Writer) -> None:
-        """The connection exists: send the far end its program."""
+    def open(self, worker: Writer, delivered: set[str]) -> None:
+        """The connection exists, and has been given the program. ``delivered``: the parcels that went over it."""
         self._worker = worker
-        worker.write(program(self._mark.decode().strip()))
+        self._delivered = delivered
 
     def begin(self) -> None:
         """The command was started."""
@@ -121,6 +123,7 @@ class Talk:
         if word == b"hello":
             hello = json.loads(rest)
             self.hello = hello if isinstance(hello, dict) else {}
+            self._token = str(self.hello.get("token", "")).encode()
             self._ask_time()
         elif word == b"sync":
             self._take_time(float(rest))
@@ -138,7 +141,7 @@ class Talk:
 
     def _ask_time(self) -> None:
         self._asked_at = time.time()
-        self._write(b"sync\n")
+        self._write(b"sync")
 
     def _take_time(self, theirs: float) -> None:
         now = time.time()
@@ -171,17 +174,21 @@ class Talk:
     def order(self, words: Sequence[str], parcels: Sequence[Parcel], seconds: float) -> None:
         """Say what to run there, and send what it lacks."""
         self.is_ordered = True
-        files = {parcel.name: len(parcel.content) for parcel in parcels}
-        order = json.dumps({"words": list(words), "seconds": seconds, "files": files})
-        self._write(b"order " + order.encode() + b"\n")
+        worker = self._worker
         for parcel in parcels:
-            self._write(parcel.content)
+            if worker is not None and parcel.name not in self._delivered:
+                self._delivered.add(parcel.name)
+                worker.write(f"* parcel {parcel.name} {len(parcel.content)}\n".encode() + parcel.content)
+        files = [parcel.name for parcel in parcels]
+        self._write(
+            b"order " + json.dumps({"words": list(words), "seconds": seconds, "files": files}).encode()
+        )
 
     def start(self, moment: float) -> None:
         """Let the looks begin at ``moment`` (Unix time by our clock)."""
         self.start_at = moment
         offset = self.clock.offset_s if self.clock is not None else 0.0
-        self._write(f"start {moment + offset!r}\n".encode())
+        self._write(f"start {moment + offset!r}".encode())
 
     def fail(self, gap: Gap) -> None:
         """Give this host up."""
@@ -204,9 +211,9 @@ class Talk:
         said = tuple(self._said)
         return Answer(self.host, b"".join(self._output), self._code, said, self.clock, self.start_at, gap)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, line: bytes) -> None:
         if self._worker is not None and self.is_open:
-            self._worker.write(data)
+            self._worker.write(self._token + b" " + line + b"\n")
 
     def _close(self) -> None:
         if not self.is_open:
