@@ -157,6 +157,33 @@ def test_of_ranks_that_load_the_one_behind_is_named() -> None:
     assert progress is not None and progress.percent == pytest.approx(40, abs=0.1)
 
 
+VLLM_LOADS = frames(
+    "_ColumnvLLMParameter.load_merged_column_weight /site-packages/vllm/model_executor/parameter.py:173",
+    "DefaultModelLoader.load_weights /site-packages/vllm/model_executor/model_loader/default_loader.py:300",
+    "Worker.load_model /site-packages/vllm/v1/worker/gpu_worker.py:400",
+    "WorkerProc.worker_main /site-packages/vllm/v1/executor/multiproc_executor.py:900",
+)
+VLLM_HAS_LOADED = frames(
+    "MessageQueue.wait_until_ready /site-packages/vllm/distributed/device_communicators/shm_broadcast.py:703",
+    "WorkerProc.worker_main /site-packages/vllm/v1/executor/multiproc_executor.py:939",
+)
+
+
+def loads_in_vllm(number: int, *, is_done: bool) -> Looks:
+    stacks = [VLLM_LOADS, VLLM_LOADS, VLLM_HAS_LOADED if is_done else VLLM_LOADS]
+    files = [data_file("model-00003-of-00007.safetensors", place * MIB) for place in (200, 300, 400)]
+    title = (f"VLLM::Worker_TP{number}",)
+    return Looks(4100 + number, stacks, command=title, comm=title[0], ppid=4099, files=files, syscall=RUNNING)
+
+
+@pytest.mark.parametrize(("is_done", "named"), [(True, {4101}), (False, {4100, 4101})])
+def test_a_rank_that_has_just_finished_loading_holds_nobody_up(is_done: bool, named: set[int]) -> None:
+    """It read more than the other between the looks; its twin still reads, as far as the other."""
+    report = diagnosis([loads_in_vllm(0, is_done=is_done), loads_in_vllm(1, is_done=False)])
+    assert (report.verdict.kind, report.verdict.cause) == (Kind.SLOW, Cause.LOADING)
+    assert {c.pid for c in report.verdict.culprits} == named
+
+
 def test_twin_ranks_that_are_level_are_named_together() -> None:
     report = diagnosis([*loaders({n: 60 + n % 3 for n in range(WORLD)})])
     assert culprit_ranks(report) == set(range(WORLD))
