@@ -432,6 +432,12 @@ def test_wchan_in_words(wchan: str, words: str | None) -> None:
         ("/dev/nvidia-uvm", 33, "UVM_MAP_EXTERNAL_ALLOCATION (0x21)"),
         ("/dev/nvidia0", 0x5401, "request 0x5401"),
         ("/dev/tty", 0xC020462A, "request 0xc020462a"),
+        ("/dev/kfd", 0xC0184B0C, "KFD_WAIT_EVENTS (0xc0184b0c)"),
+        ("/dev/kfd", 0xC0184B7F, "request 0xc0184b7f"),
+        ("/dev/dri/renderD128", 0xC0206449, "AMDGPU_WAIT_CS (0xc0206449)"),
+        ("/dev/dri/renderD129", 0xC02064C3, "SYNCOBJ_WAIT (0xc02064c3)"),
+        ("/dev/nvidia0", 0xC0184B0C, "request 0xc0184b0c"),
+        ("/home/dri/x", 0xC0206449, "request 0xc0206449"),
         (None, 33, "request 0x21"),
     ],
 )

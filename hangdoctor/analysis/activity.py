@@ -130,12 +130,15 @@ def walks_through_memory(sample: SpinSample) -> bool | None:
     return sample.pages >= WORK_PAGES and sample.new_pages >= WORK_NEW_PAGES
 
 
+_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+
+
 def _from_syscall(call: Syscall, thread: Thread) -> Activity:
     if call.name.startswith("futex"):
         return _from_futex(call, thread)
     if call.name in ("read", "readv") and call.target and _is_stream(call.target):
         return Activity.WAIT_PEER
-    if call.name == "ioctl" and call.target and "nvidia" in call.target:
+    if call.name == "ioctl" and call.target and call.target.startswith(_GPU_DEVICES):
         return Activity.WAIT_GPU
     return _BY_CALL.get(call.name, Activity.BLOCKED)
 

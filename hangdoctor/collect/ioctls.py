@@ -1,8 +1,8 @@
-"""Names of the requests that the CUDA driver makes of the kernel: in which of them a thread hangs is
-evidence.
+"""Names of the requests that CUDA and ROCm make of the kernel: in which of them a thread hangs is evidence.
 
 Numbers from NVIDIA/open-gpu-kernel-modules: kernel-open/common/inc/nv-ioctl-numbers.h,
-src/nvidia/arch/nvalloc/unix/include/nv_escape.h and kernel-open/nvidia-uvm/uvm_ioctl.h; they are ABI.
+src/nvidia/arch/nvalloc/unix/include/nv_escape.h and kernel-open/nvidia-uvm/uvm_ioctl.h, and of Linux:
+include/uapi/linux/kfd_ioctl.h, include/uapi/drm/drm.h and amdgpu_drm.h. All are ABI.
 """
 
 from __future__ import annotations
@@ -46,12 +46,40 @@ _UVM = {
 }
 
 
+_KFD_MAGIC, _DRM_MAGIC = ord("K"), ord("d")
+_KFD = {
+    0x02: "KFD_CREATE_QUEUE",
+    0x03: "KFD_DESTROY_QUEUE",
+    0x08: "KFD_CREATE_EVENT",
+    0x0C: "KFD_WAIT_EVENTS",
+    0x16: "KFD_ALLOC_MEMORY_OF_GPU",
+    0x17: "KFD_FREE_MEMORY_OF_GPU",
+    0x18: "KFD_MAP_MEMORY_TO_GPU",
+    0x19: "KFD_UNMAP_MEMORY_FROM_GPU",
+    0x20: "KFD_SVM",
+}
+_DRM = {
+    0x44: "AMDGPU_CS",
+    0x47: "AMDGPU_GEM_WAIT_IDLE",
+    0x48: "AMDGPU_GEM_VA",
+    0x49: "AMDGPU_WAIT_CS",
+    0x52: "AMDGPU_WAIT_FENCES",
+    0xC3: "SYNCOBJ_WAIT",
+    0xCA: "SYNCOBJ_TIMELINE_WAIT",
+}
+"""From 0x40 on the numbers are a driver's own; the ones here are amdgpu's."""
+
+
 def describe_ioctl(target: str | None, request: int) -> str:
-    """The request's name on an NVIDIA device, else its number."""
+    """The request's name on a device of NVIDIA or AMD, else its number."""
     if target is not None and target.startswith("/dev/nvidia-uvm"):
         name = _UVM.get(request)
     elif target is not None and target.startswith("/dev/nvidia") and request >> 8 & 0xFF == _NV_MAGIC:
         name = _RESOURCE_MANAGER.get(request & 0xFF)
+    elif target == "/dev/kfd" and request >> 8 & 0xFF == _KFD_MAGIC:
+        name = _KFD.get(request & 0xFF)
+    elif target is not None and target.startswith("/dev/dri/") and request >> 8 & 0xFF == _DRM_MAGIC:
+        name = _DRM.get(request & 0xFF)
     else:
         name = None
     return f"{name} ({request:#x})" if name else f"request {request:#x}"
