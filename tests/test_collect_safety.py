@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from pathlib import Path
 
 from hangdoctor.collect import threads
@@ -16,9 +17,13 @@ from hangdoctor.collect.sockets import read_connections, read_pipe_ends, read_sh
 from hangdoctor.collect.spin import sample_spin
 from hangdoctor.collect.syscalls import decode_syscall
 from tests.b_support import blocked, eventually, read_threads
-from tests.conftest import Stuck
+from tests.conftest import Stuck, stuck
 
 COLLECTIONS = 200
+BUDGET_S = 0.05
+"""CPU time for all that the kernel and the memory tell of one process with 200 threads, in one look."""
+CROWDED = 2.0
+"""What a shared machine's caches may cost on top."""
 
 
 def tracer_of(pid: int) -> str:
@@ -59,6 +64,33 @@ def test_200_collections_interrupt_nothing(tmp_path: Path) -> None:
         returned = select.select([program.said_fd], [], [], 0)[0]
         assert not returned, program.hear()
         assert is_blocked(program)
+
+
+def collect_once(pid: int) -> None:
+    """Everything but stacks, GPUs and what is read once for all processes of the host."""
+    for step in Step:
+        read_step(Wanted(pid, pid, step, lambda name: True))
+    table = threads.read_threads(
+        pid, lambda line, wchan: decode_syscall(pid, line, wchan=wchan), is_namespaced=False
+    )
+    assert len(find_lock_waits(pid, table.threads)) >= 197
+    read_connections([pid])
+    read_pipe_ends([pid])
+    read_shared_memory([pid])
+    read_flight(pid)
+
+
+def test_200_threads_cost_less_than_the_budget() -> None:
+    """All of them wait for Python's locks, the dearest there are. Measured: 48 ms, of which 22 for the locks."""
+    with stuck("b_locks.py", "many") as program:
+        pid = int(program.said[0].split()[0])
+        eventually(lambda: len(find_lock_waits(pid, read_threads(pid))) >= 197)
+        costs = []
+        for _ in range(5):
+            start = time.process_time()
+            collect_once(pid)
+            costs.append(time.process_time() - start)
+    assert min(costs) < CROWDED * BUDGET_S
 
 
 def test_the_target_of_that_test_notices_a_stop(tmp_path: Path) -> None:
