@@ -23,7 +23,7 @@ from hangdoctor.cluster.captures import combine, read_captures
 from hangdoctor.cluster.hosts import parse_via
 from hangdoctor.cluster.talks import SYNCS, Talk, program
 from hangdoctor.errors import NothingCollected, WrongUsage
-from hangdoctor.model import Capture, Frame, Host, Method, Process, Snapshot, Stack, Target, Thread, Tool
+from hangdoctor.model import Capture, Frame, Gap, Host, Method, Process, Snapshot, Stack, Target, Thread, Tool
 from hangdoctor.parsers.merge import merge_captures
 from tests.cluster_support import ROOT, Across, has_cluster_shell, report_of, six_ranks
 from tests.conftest import stuck
@@ -451,6 +451,14 @@ def test_a_bundle_of_a_newer_release_is_a_gap_with_the_release_to_install() -> N
     assert captures == () and "format 99" in gaps[0].reason and "9.1" in (gaps[0].remedy or "")
     with pytest.raises(NothingCollected, match="host a"):
         combine(captures, gaps, "a")
+
+
+def test_what_could_not_be_seen_names_its_host_once() -> None:
+    gaps = tuple(Gap("proc", subject, "r") for subject in ("pid 7", "this machine", "host x", "pid 8 on a"))
+    one = replace(capture_of("a", 7), gaps=gaps)
+    merged = merge_captures([one, capture_of("b", 7)])
+    assert [gap.subject for gap in merged.gaps] == ["pid 7 on a", "a", "host x", "pid 8 on a"]
+    assert merge_captures([merged]).gaps == merged.gaps
 
 
 def test_by_hand_equal_names_of_two_machines_are_two_and_of_one_machine_one() -> None:

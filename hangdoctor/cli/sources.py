@@ -48,6 +48,8 @@ SOURCES = (
            ("ras",)),
     Source("cluster", "what other hosts of the job send when they are asked", "--hosts",
            "Ranks on that host are not seen, and waits for them end at the host. `hangdoctor check --hosts HOST`."),
+    Source("world", "how many nodes and ranks there should be, from command lines, torchrun, Slurm and Kubernetes",
+           "default", "Whether all of the job was looked at is not known. `hangdoctor attach --hosts` looks at more."),
     Source("parser", "dumps and logs given to `hangdoctor analyze`", "offline",
            "The lines that it names were skipped."),
     Source("strace", "system calls in a trace given to `hangdoctor analyze`", "offline",

@@ -79,9 +79,10 @@ def _with_host(capture: Capture) -> Capture:
         return process if process.host is not None else replace(process, host=name)
 
     def gap_here(gap: Gap) -> Gap:
-        is_placed = name in gap.subject or gap.subject.startswith("host ")
-        subject = name if gap.subject == "this machine" else f"{gap.subject} on {name}"
-        return gap if is_placed else replace(gap, subject=subject)
+        subject = gap.subject
+        if subject == name or subject.endswith(f" on {name}") or subject.startswith("host "):
+            return gap
+        return replace(gap, subject=name if subject == "this machine" else f"{subject} on {name}")
 
     return replace(
         capture,
