@@ -92,6 +92,22 @@ def test_quoted_stacks_are_short_and_count_what_they_leave_out() -> None:
         assert brief_stack(text) == text
 
 
+def test_culprits_at_one_place_share_a_stack() -> None:
+    report = laggard()
+    (first,) = report.verdict.culprits
+    others = tuple(replace(first, pid=41_898 + n, tid=41_898 + n, rank=None, thread=None) for n in (0, 1))
+    same = draw(replace(report, verdict=replace(report.verdict, culprits=(first, *others))), 120)
+    assert same.count("Stack of") == 1
+    assert (
+        "Stack of TP3 (pid 41901), thread kv-offload-flusher and TP0 (pid 41898) and 1 more, innermost"
+        in same
+    )
+    # Twin: two places are two stacks.
+    elsewhere = replace(others[0], stack=first.stack[1:])
+    two = draw(replace(report, verdict=replace(report.verdict, culprits=(first, elsewhere))), 120)
+    assert two.count("Stack of") == 2
+
+
 def test_gaps_that_differ_in_the_pid_are_one_line() -> None:
     gaps = tuple(Gap("locks", f"pid {n}", "abandoned", f"gdb -p {n} -batch") for n in (41, 42, 411, 7))
     text = draw(replace(unknown(), gaps=gaps), 120)

@@ -35,7 +35,7 @@ from hangdoctor.render._wording import (
     to_ascii,
     without_reasons,
 )
-from hangdoctor.report import Group, Kind, ProcessRow, Report, ThreadRow
+from hangdoctor.report import Culprit, Group, Kind, ProcessRow, Report, ThreadRow
 
 _KIND_STYLE = {Kind.HUNG: "red", Kind.SLOW: "yellow", Kind.READY: "green", Kind.UNKNOWN: "magenta"}
 _SHOWN_FRAMES = 7
@@ -264,13 +264,18 @@ class _Page:
                 self.put(f"{clean(name)}={clean(value)}", indent=2, hanging=4)
 
     def _stacks(self) -> None:
-        culprits = [culprit for culprit in self.report.verdict.culprits if culprit.stack]
-        shown = self.limit(2 if self.report.verdict.kind is Kind.HUNG and len(culprits) == 2 else 1)
-        for culprit in culprits[:shown]:
+        alike: dict[tuple[Frame, ...], list[Culprit]] = defaultdict(list)
+        for culprit in self.report.verdict.culprits:
+            if culprit.stack:
+                alike[culprit.stack].append(culprit)
+        shown = self.limit(2 if self.report.verdict.kind is Kind.HUNG and len(alike) == 2 else 1)
+        for stack, culprits in list(alike.items())[:shown]:
             self.blank()
-            self.put((f"Stack of {self.names.of_culprit(culprit)}", "bold"), (", innermost first", "dim"))
-            self._frames(culprit.stack, culprit.frame, self.limit(_SHOWN_FRAMES))
-        self.rest(len(culprits) - shown, "stack", 0)
+            names = [self.names.of_culprit(culprit) for culprit in culprits[:2]]
+            more = f" and {len(culprits) - 2:,} more" if len(culprits) > 2 else ""
+            self.put((f"Stack of {' and '.join(names)}{more}", "bold"), (", innermost first", "dim"))
+            self._frames(stack, culprits[0].frame, self.limit(_SHOWN_FRAMES))
+        self.rest(len(alike) - shown, "stack", 0)
 
     def _frames(self, stack: tuple[Frame, ...], named: Frame | None, limit: int, indent: int = 2) -> None:
         shown = list(folded_frames(stack, named, limit))
