@@ -58,9 +58,8 @@ def decode_syscall(
         return replace(decoded, detail=f"{decoded.detail or resumed}; resumed after a stop")
     decoded = _decode(Call(pid, name, args, can_read_memory, sockets))
     device = name_device(wchan)
-    if device is None:
-        return decoded
-    return replace(decoded, detail=f"{decoded.detail or name}; in the kernel it waits for {device}")
+    detail = f"{decoded.detail or name}; in the kernel it waits for {device}"
+    return decoded if device is None else replace(decoded, detail=detail)
 
 
 def _decode(call: Call) -> Syscall:
