@@ -56,6 +56,6 @@ def test_each_step_names_what_is_waited_for_and_the_last_what_is_done(
     assert "\n" not in chain
 
 
-@pytest.mark.parametrize("name", ["h7-idle", "h200-idle"])
+@pytest.mark.parametrize("name", ["h7-idle"])
 def test_where_nobody_waits_there_is_no_chain(name: str) -> None:
     assert chain_of(name) is None

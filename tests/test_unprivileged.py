@@ -15,7 +15,7 @@ from tests.lacking import has_privileges, look, without_privileges
 __all__ = ["no_process_left"]
 pytestmark = pytest.mark.slow
 
-LOOKS = ("--snapshots", "2", "--interval", "2.7")
+LOOKS = ("--snapshots", "2", "--interval", "1.5")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def as_user(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return prefix
 
 
-@pytest.mark.parametrize("name", ["heartbeat", "load-stopped-stream", "load-read", "service-idle"])
+@pytest.mark.parametrize("name", ["heartbeat", "load-read", "service-idle"])
 def test_without_py_spy_the_verdict_is_the_same(name: str, as_user: tuple[str, ...]) -> None:
     with scenarios.play(scenarios.SCENARIOS[name]) as playing:
         whole, less = (look(playing.pid, tier, LOOKS, as_user) for tier in ("everything", "no py-spy"))
@@ -38,7 +38,7 @@ def test_without_py_spy_the_verdict_is_the_same(name: str, as_user: tuple[str, .
     assert "this machine" not in {gap["subject"] for gap in whole.report["gaps"] if gap["source"] == "py-spy"}
 
 
-@pytest.mark.parametrize("name", ["heartbeat", "load-stopped-stream"])
+@pytest.mark.parametrize("name", ["load-stopped-stream"])
 def test_without_attach_a_hang_is_told_or_left_open_and_nobody_else_is_blamed(
     name: str, as_user: tuple[str, ...]
 ) -> None:
@@ -55,7 +55,7 @@ class TestGloo:
     pytestmark = needs_torch
 
     def test_the_missing_rank_is_named(self) -> None:
-        with jobs.gloo_job("popen", world_size=5, culprit=3) as job:
+        with jobs.gloo_job("popen", world_size=3, culprit=1) as job:
             idle = look(job.pid, "no attach", LOOKS)
             with job.suffer("sleep"):
                 dark = look(job.pid, "no attach", LOOKS)

@@ -19,7 +19,7 @@ from tests.conftest import stuck
 from tests.knowledge_support import built_in
 
 ONE_LOOK = Plan(snapshots=1, use_gpu=False, use_spin=False)
-TWO_LOOKS = Plan(snapshots=2, interval_s=2.7, use_gpu=False, use_spin=False)
+TWO_LOOKS = Plan(snapshots=2, interval_s=0.7, use_gpu=False, use_spin=False)
 
 
 @dataclass(frozen=True)
