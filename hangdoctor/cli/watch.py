@@ -95,9 +95,12 @@ def _run(watch: Watch, choice: WatchChoice) -> int:
     import os
 
     from hangdoctor.cli.output import exit_code, is_ascii_only, wants_color
+    from hangdoctor.collect.deadline import LOW_PRIORITY
     from hangdoctor.watching.loop import Ending
     from hangdoctor.watching.view import open_view
 
+    # For hours beside a job: diagnoses, too, leave the cores to it. (A command of --exec inherits this.)
+    os.nice(max(0, LOW_PRIORITY - os.getpriority(os.PRIO_PROCESS, 0)))
     is_live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     color = not choice.no_color and wants_color(sys.stdout, os.environ)
     is_ascii = is_ascii_only(sys.stdout)

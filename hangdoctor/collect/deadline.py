@@ -31,7 +31,8 @@ Item = TypeVar("Item")
 
 _HEADER = struct.Struct("<?I")
 _PR_SET_PDEATHSIG = 1
-_NICENESS = 10
+LOW_PRIORITY = 10
+"""Our niceness: the job's own threads come first. Not lower, or a busy machine would let no look end in time."""
 _F_SETPIPE_SZ = 1031
 """fcntl.F_SETPIPE_SZ is in Python since 3.10, but not in all builds of it."""
 _PIPE_BYTES = 1 << 20
@@ -320,7 +321,7 @@ def _serve(function: Callable[[Item], T], items: Iterable[Item], fd: int, parent
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
-        os.nice(_NICENESS)
+        os.nice(max(0, LOW_PRIORITY - os.getpriority(os.PRIO_PROCESS, 0)))
         for item in items:
             try:
                 is_good, payload = True, pack(function(item))

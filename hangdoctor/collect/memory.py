@@ -168,6 +168,7 @@ class Memory:
         """``is_dense``: neighbours of a page will be wanted too, and are read with it (stacks: 2/3 fewer calls)."""
         self.pid = pid
         self._block = _DENSE_PAGES * PAGE if is_dense else PAGE
+        self._buffer: ctypes.Array[ctypes.c_char] | None = None
         self.bytes_read = 0
         self._budget = budget_bytes
         self.pages: dict[int, bytes] = {}
@@ -196,9 +197,10 @@ class Memory:
     def _load_block(self, start: int) -> bool:
         """The pages from ``start`` on that are mapped, without those that were read before."""
         self._spend(self._block)
-        buffer = ctypes.create_string_buffer(self._block)
-        got = _readv(self.pid, buffer, self._block, struct.pack("<2Q", start, self._block), 1)
-        data = buffer.raw
+        if self._buffer is None:
+            self._buffer = ctypes.create_string_buffer(self._block)
+        got = _readv(self.pid, self._buffer, self._block, struct.pack("<2Q", start, self._block), 1)
+        data = self._buffer.raw
         for offset in range(0, max(0, got) & -PAGE, PAGE):
             self.pages.setdefault(start + offset, data[offset : offset + PAGE])
         return got >= PAGE

@@ -32,7 +32,7 @@ class Step(str, Enum):
     SIZES = "file sizes"
 
 
-_UNKNOWN = Process(0)
+_UNSET = tuple((item.name, getattr(Process(0), item.name)) for item in fields(Process) if item.name != "pid")
 _NEEDS_MEMORY_LOCK = frozenset((Step.COMMAND, Step.MAPPINGS, Step.ENVIRON))
 """These wait for the same lock: after one did not return, the others of that process are not tried."""
 
@@ -177,11 +177,7 @@ def _add(process: Process, part: Part) -> Process:
 
 def overlay(base: Process, part: Process) -> Process:
     """``base`` with every field that ``part`` sets. (An empty environment is set: it was read.)"""
-    changes = {
-        item.name: value
-        for item in fields(Process)
-        if (value := getattr(part, item.name)) != getattr(_UNKNOWN, item.name) and item.name != "pid"
-    }
+    changes = {name: value for name, unset in _UNSET if (value := getattr(part, name)) != unset}
     return replace(base, **changes)
 
 

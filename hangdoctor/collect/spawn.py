@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from hangdoctor.collect.deadline import adopt, kill
+from hangdoctor.collect.deadline import LOW_PRIORITY, adopt, kill
 
 Key = TypeVar("Key")
 
 MAX_OUTPUT_BYTES = 256 << 20
 _MAX_STDERR_BYTES = 1 << 16
-_NICENESS = 10
 
 # Ends itself when we are gone or its time is up, whatever state we are in: both survive the exec.
 _GUARD = """
@@ -192,7 +191,7 @@ class _Running(Generic[Key]):
             os.close(stderr_write)
         adopt(self.pid)
         if is_nice:
-            os.setpriority(os.PRIO_PROCESS, self.pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS))
+            os.setpriority(os.PRIO_PROCESS, self.pid, max(LOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, 0)))
 
     def drain(self) -> bool:
         """Takes what was said on stderr; ``True`` at its end."""

@@ -59,7 +59,7 @@ class FrameTable:
 
     def __init__(self) -> None:
         self._frames: dict[tuple[str, str, int, str | None], Frame] = {}
-        self.by_text: dict[str, Frame] = {}
+        self.by_text: dict[bytes, Frame] = {}
         """By the text that py-spy wrote."""
 
     def frame(self, name: str, file: str, line: int, module: str | None) -> Frame:
@@ -80,29 +80,33 @@ def parse_threads(data: bytes, table: FrameTable) -> tuple[DumpedThread, ...]:
         raise ValueError(f"not what py-spy writes: {error!r}") from error
 
 
-_NEXT_THREAD, _FRAMES, _FRAMES_END = "\n  },\n  {\n", '    "frames": [\n', "\n    ]"
-_NEXT_FRAME = "\n      },\n      {\n"
+_FIRST_THREAD, _NEXT_THREAD, _LAST_END = b"[\n  {\n", b"\n  },\n  {\n", b"\n  }\n]"
+_FRAMES, _FRAMES_END = b'    "frames": [\n', b"\n    ]"
+_FIRST_FRAME, _NEXT_FRAME, _FRAME_END = b"      {\n", b"\n      },\n      {\n", b"\n      }"
 
 
 def _parse_as_laid_out(data: bytes, table: FrameTable) -> tuple[DumpedThread, ...] | None:
-    """The same, a quarter of the time: what is printed for equal frames is equal, and parsed once.
+    """The same, a fifth of the time: what is printed for equal frames is equal, and parsed once.
 
-    (20,000 frames of 480 threads: 10 ms instead of 43.) Line breaks inside of strings are escaped in JSON, so a line
+    (20,000 frames of 480 threads: 8 ms instead of 43.) Line breaks inside of strings are escaped in JSON, so a line
     is a line. ``None`` for another layout than serde's pretty one.
     """
-    text = data.decode("utf-8", "replace")
-    if not text.startswith("[\n  {\n") or not text.rstrip().endswith("\n  }\n]"):
+    chunks = data.split(_NEXT_THREAD)
+    last = chunks[-1].rstrip()
+    if not data.startswith(_FIRST_THREAD) or not last.endswith(_LAST_END):
         return None
+    chunks[-1] = last.removesuffix(_LAST_END)
+    chunks[0] = chunks[0].removeprefix(_FIRST_THREAD)
     known, threads = table.by_text, []
-    for chunk in text.rstrip()[len("[\n  {\n") : -len("\n  }\n]")].split(_NEXT_THREAD):
+    for chunk in chunks:
         head, marker, rest = chunk.partition(_FRAMES)
         body, end, tail = rest.rpartition(_FRAMES_END)
         if not marker or not end:
             return None
-        item = json.loads(f"{{{head}{_FRAMES}]{tail}}}")
-        pieces = body.removeprefix("      {\n").removesuffix("\n      }").split(_NEXT_FRAME)
-        for piece in {piece for piece in pieces if piece not in known}:
-            frame = json.loads(f"{{{piece}}}")
+        item = json.loads(b"{" + head + _FRAMES + b"]" + tail + b"}")
+        pieces = body.removeprefix(_FIRST_FRAME).removesuffix(_FRAME_END).split(_NEXT_FRAME)
+        for piece in set(pieces).difference(known):
+            frame = json.loads(b"{" + piece + b"}")
             known[piece] = table.frame(frame["name"], frame["filename"], frame["line"], frame["module"])
         threads.append(_make_thread(item, tuple([known[piece] for piece in pieces])))
     return tuple(threads)

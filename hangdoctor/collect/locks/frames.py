@@ -179,7 +179,11 @@ class FrameReader:
 
     def _frame(self, address: int, layout: FrameLayout, code_address: int, code: _Code, at: int) -> Frame:
         unit = (at - code.bytecode) // 2
-        depth = next((deep for first, end, deep in code.handlers if first <= unit < end), 0)
+        depth = 0
+        for first, end, deep in code.handlers:
+            if first <= unit < end:
+                depth = deep
+                break
         live = self._values(address + layout.slots + 8 * code.local_count, min(depth, code.stack_size))
         slots = (address + layout.slots, code.local_count + code.stack_size)
         return Frame(address, code_address, live, slots, unit)

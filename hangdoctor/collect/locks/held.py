@@ -35,18 +35,21 @@ class Block:
 class HolderSearch:
     """Looks for the holders of some locks among the threads of one process."""
 
-    def __init__(self, interpreter: Interpreter, regions: Regions) -> None:
+    def __init__(self, interpreter: Interpreter, regions: Regions, memory: Memory) -> None:
+        """``memory``: what has been read of the process for this look; the second look reads all of it again."""
         self._interpreter = interpreter
         self._regions = regions
+        self._memory = memory
 
     def find(self, locks: Collection[int]) -> Mapping[int, int]:
         """Lock address to host tid, where exactly one thread holds it and a second look agrees."""
-        first = self._claims(self._interpreter.threads, locks)
+        first = self._claims(self._interpreter.threads, locks, self._memory)
         suspects = {block.tid for blocks in first.values() for block in blocks}
         if not suspects:
             return {}
         threads = [thread for thread in self._interpreter.threads if thread.tid in suspects]
-        second = self._claims(threads, locks)
+        again = Memory(self._interpreter.memory.pid, BUDGET_BYTES, is_dense=True)
+        second = self._claims(threads, locks, again)
         holders = {}
         for lock, blocks in first.items():
             tids = {block.tid for block in blocks}
@@ -54,9 +57,10 @@ class HolderSearch:
                 holders[lock] = tids.pop()
         return holders
 
-    def _claims(self, threads: Iterable[ThreadState], locks: Collection[int]) -> dict[int, frozenset[Block]]:
+    def _claims(
+        self, threads: Iterable[ThreadState], locks: Collection[int], memory: Memory
+    ) -> dict[int, frozenset[Block]]:
         """Lock to the blocks over it that are active and have not let go of it for the time being."""
-        memory = Memory(self._interpreter.memory.pid, BUDGET_BYTES, is_dense=True)
         reader = FrameReader(self._interpreter, memory)
         stacks = {thread.tid: list(reader.walk(thread, only_blocks=True)) for thread in threads}
         claims: dict[int, set[Block]] = {}

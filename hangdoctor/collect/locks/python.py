@@ -100,7 +100,7 @@ def _find_object_waits(
         if described.kind == "threading.Lock" and lock.is_locked(waiter.parked):
             unowned[waiter.wait.tid] = lock.address
     if unowned:
-        holders = HolderSearch(interpreter, regions).find(frozenset(unowned.values()))
+        holders = HolderSearch(interpreter, regions, memory).find(frozenset(unowned.values()))
         for tid, address in unowned.items():
             if address in holders and holders[address] != tid:
                 found[tid] = replace(found[tid], owner_tid=holders[address], owner_how="value-stack")
