@@ -165,3 +165,14 @@ def test_without_room_for_a_child_every_answer_says_so(monkeypatch: pytest.Monke
     assert all(isinstance(answer, Trouble) and "limit on processes" in answer.reason for _, answer in answers)
     assert len(answers) == 3
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 1
+
+
+def test_children_leave_the_cores_to_the_job_but_not_more_than_needed() -> None:
+    """A child of a watch, which is at low priority itself, would starve at the lowest."""
+
+    def own_priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    expected = max(deadline.LOW_PRIORITY, own_priority())
+    assert call(own_priority, 20) == expected
+    assert call(lambda: call(own_priority, 20), 20) == expected
