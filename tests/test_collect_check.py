@@ -76,6 +76,12 @@ def test_missing_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Gap("py-spy", "this machine", "py-spy is not installed", "pip install py-spy")
     monkeypatch.setattr(checking, "find_py_spy", lambda: missing)
     assert by_name(check())["py-spy"] == CheckResult("py-spy", False, missing.reason, missing.remedy)
+    with stuck("c_threads.py", 3, 2) as target:
+        found = by_name(check(target.pid))["stacks"]
+    assert (found.ok, found.remedy) == (True, missing.remedy) and "4 threads" in found.detail
+    with subprocess.Popen(["sleep", "1000"]) as sleep:
+        assert by_name(check(sleep.pid))["stacks"].ok is None
+        sleep.kill()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from hangdoctor.collect import memory, procfs
 from hangdoctor.collect.deadline import Trouble, call
 from hangdoctor.collect.denials import explain_denial
+from hangdoctor.collect.own_stacks import read_stacks
 from hangdoctor.collect.processes import read_processes
 from hangdoctor.collect.procfs import read_bytes
 from hangdoctor.collect.pyspy import Failure, Mode, PySpy, classify, command, find_py_spy
@@ -231,10 +232,21 @@ def _read_a_word(pid: int) -> int:
     return len(memory.read(pid, region.start, 8))
 
 
+def _check_own_stacks(pid: int, remedy: str | None) -> CheckResult:
+    """Without py-spy: by the reader that then stands in for it."""
+    answer = call(lambda: read_stacks(pid), TRY_S)
+    if isinstance(answer, Trouble):
+        return CheckResult("stacks", False, f"without py-spy: {answer.reason}", remedy)
+    if answer is None:
+        return CheckResult("stacks", None, "without py-spy: no CPython 3.10 to 3.14 in it", remedy)
+    detail = f"without py-spy, hangdoctor's own reader saw {len(answer.threads)} threads"
+    return CheckResult("stacks", True, detail, remedy)
+
+
 def _check_stacks(pid: int) -> CheckResult:
     found = find_py_spy()
     if not isinstance(found, PySpy):
-        return CheckResult("stacks", None, "not tried without py-spy", found.remedy)
+        return _check_own_stacks(pid, found.remedy)
     result = run(command(found, pid, Mode.NONBLOCKING), TRY_S)
     if result.returncode == 0:
         return CheckResult(
