@@ -203,7 +203,7 @@ class Look:
         for want, table in tables:
             if isinstance(table, ThreadTable):
                 self._tables[want.pid] = table
-                self.gaps.extend(() if table.has_syscalls else (_no_syscalls(want.pid),))
+                self.gaps.extend(_missing_of(want.pid, table))
                 continue
             self._stuck.add(want.pid)
             reason = f"reading its threads {table.reason}"
@@ -339,10 +339,18 @@ def _has_threads(process: Process) -> bool:
     return process.state not in ("Z", "X") or (process.thread_count or 0) > 1
 
 
-def _no_syscalls(pid: int) -> Gap:
-    denial = explain_denial(pid, is_attach=True)
-    reason = f"not readable: its system calls and the owners of its locks ({denial.cause})"
-    return Gap("proc", f"pid {pid}", reason, denial.remedy)
+def _missing_of(pid: int, table: ThreadTable) -> list[Gap]:
+    """What the kernel refused of its threads. Kernel stacks are missed only where a thread is held up in there."""
+    gaps = []
+    if not table.has_syscalls:
+        denial = explain_denial(pid, is_attach=True)
+        reason = f"not readable: its system calls and the owners of its locks ({denial.cause})"
+        gaps.append(Gap("proc", f"pid {pid}", reason, denial.remedy))
+    held = [thread.tid for thread in table.threads if thread.state == "D"]
+    if held and not table.has_kernel_stacks:
+        reason = f"not readable: where in the kernel thread {held[0]} is held up (for root only)"
+        gaps.append(Gap("proc", f"pid {pid}", reason, f"sudo cat /proc/{pid}/task/{held[0]}/stack"))
+    return gaps
 
 
 def _with_tids(process: Process, dump: stacks.Dump, table: ThreadTable) -> stacks.Dump:

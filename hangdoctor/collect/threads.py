@@ -35,6 +35,8 @@ class ThreadTable:
     """Tid inside the process' own PID namespace → ours; empty when they are the same."""
     has_syscalls: bool = True
     """``False``: the kernel refuses ``syscall``, so memory may not be read either."""
+    has_kernel_stacks: bool = True
+    """``False``: they are for root."""
 
 
 def read_threads(
@@ -51,7 +53,8 @@ def read_threads(
         threads = [thread for tid in tids if (thread := reader.read(tid)) is not None]
     finally:
         os.close(folder)
-    return ThreadTable(tuple(threads), reader.inner_tids, "syscall" not in reader.refused)
+    refused = reader.refused
+    return ThreadTable(tuple(threads), reader.inner_tids, "syscall" not in refused, "stack" not in refused)
 
 
 class _Reader:
