@@ -9,6 +9,7 @@ recorded server's processes (its stacks, system calls and counters), merged host
 from __future__ import annotations
 
 import gc
+import io
 import resource
 import sys
 import time
@@ -136,16 +137,24 @@ def _as_rank(snapshot: Snapshot, model: Process, number: int, host: str, ranks: 
     )  # fmt: skip
 
 
-def measure(ranks: int, recorded: Capture, knowledge: Knowledge) -> tuple[float, float, Report]:
-    """Seconds to merge and seconds to diagnose."""
-    captures = list(job_of(ranks, recorded))
+def measure(ranks: int, recorded: Capture, knowledge: Knowledge) -> tuple[float, float, float, Report]:
+    """Seconds to read the bundles of all hosts, to merge and to diagnose."""
+    bundles = [_packed(capture) for capture in job_of(ranks, recorded)]
     gc.collect()
     began = time.perf_counter()
+    captures = [bundle.read(io.BytesIO(data)) for data in bundles]
+    read = time.perf_counter()
     merged = merge_captures(captures)
     del captures
     between = time.perf_counter()
     report = diagnose(merged, knowledge)
-    return between - began, time.perf_counter() - between, report
+    return read - began, between - read, time.perf_counter() - between, report
+
+
+def _packed(capture: Capture) -> bytes:
+    stream = io.BytesIO()
+    bundle.write(capture, stream)
+    return stream.getvalue()
 
 
 def bench_ranks(sizes: tuple[int, ...] = SIZES) -> bool:
@@ -153,17 +162,17 @@ def bench_ranks(sizes: tuple[int, ...] = SIZES) -> bool:
     recorded, knowledge = bundle.read(RECORDED), load_knowledge()
     looks = len(recorded.snapshots)
     print(f"{THREADS} threads a rank, {looks} looks, {RANKS_PER_HOST} ranks a host\n")
-    print("    ranks   merge s   diagnose s   ms a rank   peak MB   verdict")
+    print("    ranks    read s   merge s   diagnose s   ms a rank   peak MB   verdict")
     costs = {}
     for ranks in sizes:
-        merged_s, diagnosed_s, report = measure(ranks, recorded, knowledge)
+        read_s, merged_s, diagnosed_s, report = measure(ranks, recorded, knowledge)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        costs[ranks] = (merged_s + diagnosed_s) / ranks
+        costs[ranks] = (read_s + merged_s + diagnosed_s) / ranks
         verdict = report.verdict
         who = ", ".join(c.rank.label for c in verdict.culprits if c.rank)
         print(
-            f"{ranks:9,}   {merged_s:7.2f}   {diagnosed_s:10.2f}   {1000 * costs[ranks]:9.2f}   {peak / 1e6:7,.0f}   "
-            f"{verdict.kind.value}: {who}"
+            f"{ranks:9,}   {read_s:7.2f}   {merged_s:7.2f}   {diagnosed_s:10.2f}   {1000 * costs[ranks]:9.2f}   "
+            f"{peak / 1e6:7,.0f}   {verdict.kind.value}: {who}"
         )
         del report
     is_flat = costs[sizes[-1]] <= 1.5 * costs[sizes[0]]

@@ -153,6 +153,7 @@ def _converter(detailed: bool) -> Converter:
     converter.register_unstructure_hook(float, _finite)
     converter.register_structure_hook_factory(_is_tuple, _tuple_hook(converter))
     converter.register_structure_hook_factory(_is_mapping, _mapping_hook(converter))
+    converter.register_structure_hook_factory(_is_optional, _optional_hook(converter))
     converter.register_structure_hook_factory(is_dataclass, lambda kind: _object_hook(kind, converter))
     converter.register_unstructure_hook_factory(
         is_dataclass,
@@ -204,6 +205,17 @@ def _tuple_hook(converter: Converter) -> Callable[[Any], Callable[[object, objec
             return tuple([hook(element, item) for element in value])
 
         return structure
+
+    return factory
+
+
+def _optional_hook(converter: Converter) -> Callable[[Any], Callable[[object, object], object]]:
+    """As cattrs' own, in one call less for each of the many values that may be absent."""
+
+    def factory(kind: Any) -> Callable[[object, object], object]:
+        (inner,) = (item for item in get_args(kind) if item is not type(None))
+        hook = converter.get_structure_hook(inner)
+        return lambda value, _: None if value is None else hook(value, inner)
 
     return factory
 
