@@ -44,7 +44,7 @@ class _Group:
         return max(0.0, self.end - time.monotonic())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     item: object
     group: _Group
