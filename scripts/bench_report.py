@@ -22,8 +22,13 @@ it are 1.00. Ratios are medians of the ratios within a round, with the smallest 
 - *gap*: the longest time between two ticks of a thread in any target that ticks every millisecond, beside *nothing*,
   where nobody looked. On a machine whose cores are all in use a gap is also a wait for a core.
 - *EINTR*: system calls in the targets that were interrupted. A tool that stops a process does that.
+- *EINTR* of `py-spy dump --nonblocking`, hangdoctor and *nothing* is to be 0.
 - *snapshot* is one look of the collector (stacks, everything in `/proc` of every thread, lock owners, parsed), without
   the start of an interpreter; *attach* and *collect* are the commands as typed, which look at the launcher, too.
+- Half of a look that finds five threads a process is py-spy reading the symbols of libpython; the rest is what a stack
+  dump does not have: files, sockets, environment, locks, logs.
+
+Sections after the first come from `scripts/bench --append --title …`, what a watched job feels from `scripts/bench_watch`.
 """
 
 
