@@ -28,7 +28,8 @@ it are 1.00. Ratios are medians of the ratios within a round, with the smallest 
 - Half of a look that finds five threads a process is py-spy reading the symbols of libpython; the rest is what a stack
   dump does not have: files, sockets, environment, locks, logs.
 
-Sections after the first come from `scripts/bench --append --title …`, what a watched job feels from `scripts/bench_watch`.
+Sections after the first come from `scripts/bench --append --title …`, what a watched job feels from
+`scripts/bench_watch`.
 """
 
 
