@@ -159,14 +159,13 @@ def sit(scenario: LiveScenario, times: int, orders: Orders, record: Record) -> N
 
 
 def plan(chosen: Sequence[LiveScenario], runs: int, record: Record) -> Iterator[tuple[LiveScenario, int]]:
-    """What is left to do, one sitting of each scenario after the other."""
+    """What is left to do, four runs of each scenario after the other, those that lag behind first."""
     left = {scenario.name: runs - record.count(scenario) for scenario in chosen}
     while any(count > 0 for count in left.values()):
-        for scenario in chosen:
-            times = min(left[scenario.name], ATTACHES_A_START if scenario.is_lasting else 1)
-            if times > 0:
-                left[scenario.name] -= times
-                yield scenario, times
+        for scenario in sorted(chosen, key=lambda scenario: -left[scenario.name]):
+            times = max(0, min(left[scenario.name], ATTACHES_A_START))
+            left[scenario.name] -= times
+            yield from [(scenario, times)] * bool(times) if scenario.is_lasting else [(scenario, 1)] * times
 
 
 def run_all(chosen: Sequence[LiveScenario], runs: int, jobs: int, orders: Orders, record: Record) -> None:
@@ -223,10 +222,14 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     if not outcomes:
         return "no runs"
     loads = sorted({outcome.load for outcome in outcomes})
-    burners = " or ".join(map(str, loads))
+    burning = (
+        "1 foreign process burned"
+        if loads == [1]
+        else f"{' or '.join(map(str, loads))} foreign processes burned"
+    )
+    names = {outcome.scenario for outcome in outcomes}
     head = (
-        f"{len(outcomes)} runs of {len({o.scenario for o in outcomes})} scenarios on {os.cpu_count()} cores, "
-        f"beside {burners} foreign process{'es' * (loads != [1])} that burn a core each."
+        f"{len(outcomes)} runs of {len(names)} scenarios on {os.cpu_count()} cores, while {burning} a core."
     )
     wrong = sum(outcome.is_dangerous for outcome in outcomes)
     judged = [outcome.is_culprit_right for outcome in outcomes if outcome.is_culprit_right is not None]
