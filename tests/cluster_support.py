@@ -301,7 +301,6 @@ def six_ranks(
     address: str,
     interface: str,
     names: Sequence[str],
-    program: str = "d_gloo_rank.py",
 ) -> Iterator[Across]:
     """Two ranks behind each prefix (what runs a command on that host); ``names`` end up in the command lines."""
     mark, world = f"{RUN}-{uuid.uuid4().hex}", 2 * len(prefixes)

@@ -143,23 +143,6 @@ def test_a_healthy_round_says_nothing_of_failures(whole: dict) -> None:
     assert [gap for gap in whole["gaps"] if gap["subject"].startswith("host ")] == []
 
 
-def test_a_wait_in_the_store_leads_to_its_host(hosts: Hosts) -> None:
-    """No collective and no stack says whom the ranks of node2 wait for: the connection does."""
-    address = f"{NET}.1:29519"
-    command = ("--rendezvous", address, *QUICK, "--json", "--no-bundle")
-    with six_ranks([hosts.inside(node) for node in NODES[:2]], address, "eth0", NODES, "t_store.py") as job:
-        job.hear("placed")
-        whole = report_of(hosts.hangdoctor("attach", "--hosts", "node[1-2]", *command))
-        part = report_of(hosts.hangdoctor("attach", "--hosts", "node[2-3]", *command))
-    assert culprits(whole) == [("node1", 0)], whole["verdict"]
-    ends = {(w["to"] or {}).get("host") for w in whole["waits"] if w["from"]["host"] == "node2"}
-    assert ends == {"node1"}
-    # Twin: without that host nobody is blamed for it, and its address is told.
-    assert ("node1", 0) not in culprits(part)
-    outside = [w["object"] for w in part["waits"] if w["to"] is None]
-    assert any(f"{address} (the job's master: torch's store), " in text for text in outside), part["waits"]
-
-
 def test_nobody_answers(hosts: Hosts, stuck_job: Across) -> None:
     done = hosts.hangdoctor(
         "attach", "--hosts", "gone,closed", "--port", "1", "--connect-timeout", "4", "--no-bundle"
@@ -224,6 +207,7 @@ def test_three_hosts_take_little_longer_than_one(hosts: Hosts, stuck_job: Across
             )
             found.append(time.monotonic() - began)
             assert done.returncode == 3, done.stderr
+        print(f"seconds: {walls}")
         if min(walls["node[1-3]"]) <= 1.5 * min(walls["node2"]):
             return
     pytest.fail(f"{walls}")
