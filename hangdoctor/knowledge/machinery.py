@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hangdoctor.knowledge.frames import FramePattern, StackContext
-from hangdoctor.model import Thread
+from hangdoctor.model import Frame, Thread
+
+_MAX_STACKS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,12 @@ class MachineryRule:
 
 
 class MachineryFinder:
-    """Applies machinery rules to threads; names are few and remembered."""
+    """Applies machinery rules to threads; names and stacks are few and remembered."""
 
     def __init__(self, rules: Iterable[MachineryRule]) -> None:
         self.rules = tuple(rules)
         self._by_name: dict[tuple[str | None, str | None], str | None] = {}
+        self._by_stack: dict[tuple[Frame, ...], str | None] = {}
 
     def find(self, thread: Thread) -> str | None:
         """The name of the pool that the thread belongs to, or ``None`` for a thread that may do real work."""
@@ -42,6 +45,17 @@ class MachineryFinder:
             self._by_name[key] = self._find_by_name(thread.comm, thread.name)
         return self._by_name[key] or self._find_by_stack(thread)
 
+    def _find_by_stack(self, thread: Thread) -> str | None:
+        """Remembered, for threads of a pool stand in the same place on every rank and in every look."""
+        if thread.stack is None:
+            return None
+        frames = thread.stack.frames
+        if frames not in self._by_stack:
+            if len(self._by_stack) >= _MAX_STACKS:
+                self._by_stack.clear()
+            self._by_stack[frames] = self._match_stack(frames)
+        return self._by_stack[frames]
+
     def _find_by_name(self, comm: str | None, name: str | None) -> str | None:
         for rule in self.rules:
             if comm and any(pattern.fullmatch(comm) for pattern in rule.comms):
@@ -50,12 +64,10 @@ class MachineryFinder:
                 return rule.name
         return None
 
-    def _find_by_stack(self, thread: Thread) -> str | None:
-        if thread.stack is None:
-            return None
-        context = StackContext(thread.stack.frames)
-        has_python = any(not frame.is_native for frame in thread.stack.frames)
-        for index, frame in enumerate(thread.stack.frames):
+    def _match_stack(self, frames: tuple[Frame, ...]) -> str | None:
+        context = StackContext(frames)
+        has_python = any(not frame.is_native for frame in frames)
+        for index, frame in enumerate(frames):
             for rule in self.rules:
                 if rule.is_native and has_python:
                     continue

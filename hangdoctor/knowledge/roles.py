@@ -18,6 +18,7 @@ from hangdoctor.model import Frame, Process, Rank, Stack
 
 _COORDINATE = re.compile(r"(ATTN_CP|MOE_DP|MOE_EP|DCP|PCP|DP|PP|TP|EP)(\d+)")
 """Longest names first. ATTN_CP, MOE_DP and DCP divide the TP group and add nothing to TP's number."""
+_MAX_FRAMES = 50_000
 _COMM_BYTES = 15
 _FIELDS = {"DP": "dp", "PP": "pp", "TP": "tp", "EP": "ep", "PCP": "cp", "ATTN_CP": "cp"}
 
@@ -68,6 +69,7 @@ class RoleFinder:
         self._rules = tuple(sorted(rules, key=lambda rule: rule.needs_rank))
         self._sources = sources
         self._common = common
+        self._entries_of: dict[Frame, tuple[RoleRule, ...]] = {}
 
     def by_process(self, process: Process, servers: frozenset[str] | None) -> RoleMatch | None:
         """The role of a process among those of ``servers`` (``None``: all) and the common ones."""
@@ -93,10 +95,19 @@ class RoleFinder:
     def by_stack(self, stack: Stack, servers: frozenset[str] | None) -> RoleMatch | None:
         """The role whose entry function is on the stack, the innermost: a forked child keeps its parent's."""
         for frame in own_frames(stack.frames):
-            for rule in self._rules:
-                if (servers is None or rule.role.server in servers) and _is_entry(rule, frame):
+            for rule in self._entries(frame):
+                if servers is None or rule.role.server in servers:
                     return RoleMatch(rule.role, None, "stack")
         return None
+
+    def _entries(self, frame: Frame) -> tuple[RoleRule, ...]:
+        """The rules whose entry a frame is; asked once a frame, for most threads of most ranks are in the same."""
+        known = self._entries_of.get(frame)
+        if known is None:
+            if len(self._entries_of) >= _MAX_FRAMES:
+                self._entries_of.clear()
+            known = self._entries_of[frame] = tuple(rule for rule in self._rules if _is_entry(rule, frame))
+        return known
 
     def _with_rank(self, rule: RoleRule, source: str, rank: tuple[Rank, str] | None) -> RoleMatch:
         if rank is None or not rule.has_rank_variables:
