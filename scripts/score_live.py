@@ -227,9 +227,11 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         if loads == [1]
         else f"{' or '.join(map(str, loads))} foreign processes burned"
     )
-    names = {outcome.scenario for outcome in outcomes}
+    counts = Counter(outcome.scenario for outcome in outcomes).values()
+    each = f"{min(counts)}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
     head = (
-        f"{len(outcomes)} runs of {len(names)} scenarios on {os.cpu_count()} cores, while {burning} a core."
+        f"{len(outcomes)} runs of {len(counts)} scenarios, {each} of each, on {os.cpu_count()} cores, "
+        f"while {burning} a core."
     )
     wrong = sum(outcome.is_dangerous for outcome in outcomes)
     judged = [outcome.is_culprit_right for outcome in outcomes if outcome.is_culprit_right is not None]
