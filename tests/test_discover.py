@@ -271,8 +271,8 @@ def test_login_shell_bounds_the_job() -> None:
     )
     assert found.ancestors(900_013) == [900_013, 900_012, 900_011, 900_010]
     assert found.find_root(900_013) == 900_012
-    assert found.grow_tree(900_012, "x", None).pids == (900_012, 900_013)
-    assert found.grow_tree(900_012, "x", None).server is None
+    assert found.grow_tree((900_012,), "x", None).pids == (900_012, 900_013)
+    assert found.grow_tree((900_012,), "x", None).server is None
 
 
 def test_entry_point_wins_over_the_program_that_started_it() -> None:
@@ -336,7 +336,7 @@ def test_leftovers_of_an_earlier_run_in_the_same_terminal_are_not_adopted() -> N
         (900_011, 900_003, 900_011, 900_003, "vllm", "vllm serve m"),
         (900_012, 1, 900_011, 900_003, "VLLM::Worker_TP", "VLLM::Worker_TP1"),
     )
-    assert found.grow_tree(900_011, "x", None).pids == (900_011, 900_012)
+    assert found.grow_tree((900_011,), "x", None).pids == (900_011, 900_012)
 
 
 def test_spawned_children_alone_name_no_server() -> None:
@@ -348,7 +348,7 @@ def test_spawned_children_alone_name_no_server() -> None:
         (900_012, 900_011, 900_011, 900_003, "python", spawn),
     )
     assert found.find_servers() == []
-    assert found.grow_tree(900_011, "x", None).server is None
+    assert found.grow_tree((900_011,), "x", None).server is None
 
 
 def test_all_ranks_of_a_slurm_step_are_one_job() -> None:
