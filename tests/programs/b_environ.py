@@ -35,10 +35,16 @@ def overwrite_block():
 words = [os.getpid()]
 if "tracker" in sys.argv:
     tracker = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read() # multiprocessing.resource_tracker"],
+        [
+            sys.executable,
+            "-c",
+            "print(flush=True); import sys; sys.stdin.read() # multiprocessing.resource_tracker",
+        ],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         env={**os.environ, "HD_FROM_SERVER": "yes"},
     )
+    tracker.stdout.readline()  # until then the kernel may not show its new command line yet
     words.append(tracker.pid)
 if "title" in sys.argv:
     overwrite_block()
