@@ -36,7 +36,7 @@ def eight(keeper: JobKeeper, culprit: int) -> GlooJob:
 def look(job: GlooJob, folder: Path) -> Answer:
     """Attach as a user does, and read the report on a screen of 80 columns."""
     path = folder / "eight.hang"
-    answer = attach(job.pid, bundle=path)
+    answer = attach(job.pid, "--snapshots", "3", "--interval", "2", bundle=path)
     report = diagnose(bundle.read(path), load_knowledge())
     screen = RENDERERS["terminal"].render(report, RenderOptions(width=80))
     assert screen.count("\n") <= SCREEN_LINES, screen
