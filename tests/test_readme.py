@@ -29,7 +29,10 @@ VOLATILE = (
     (re.compile(r"[█░]+"), "BAR"),
     (re.compile(r"about\s+[\d.]+\s+(?:min\s+[\d.]+\s+s|min|s)\s+left"), "about N left"),
     # Where a look catches it.
-    (re.compile(r"\b(?:runs|sleeps|is\s[a-z ]+|waits\s[a-z ]+)\s+in\s+load_weights"), "reads in load_weights"),
+    (
+        re.compile(r"\b(?:runs|sleeps|is\s[a-z ]+|waits\s[a-z ]+)\s+in\s+load_weights"),
+        "reads in load_weights",
+    ),
     (re.compile(r"SLOW\s+(?:certain|likely)"), "SLOW"),
     (re.compile(r"(?:E\d+ +rank [^E]*?flight recorder[^E]*)"), ""),  # only with a torch that has one
     (re.compile(r",\s+last\s+on\s+a\s+CPU\s+[\d.]+\s+s\s+ago"), ""),  # a busy machine cannot tell
