@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hangdoctor.analysis.progress import LEAST_MESSAGES_S
+from hangdoctor.analysis.standing import stays_in
 from hangdoctor.case import Member, Movement
 from hangdoctor.knowledge.catalogue import Stage
 from hangdoctor.model import Activity, Process
@@ -32,37 +33,36 @@ def finishes_steps(member: Member) -> bool:
 
 def step_lasts(member: Member) -> bool:
     """Inside a step at every look, and no message came in during the last pause: it is the same step."""
-    windows = member.lead.windows if member.lead else ()
-    if not windows or not _is_always_in_a_step(member):
-        return False
-    before, after = member.looks[-2], member.looks[-1]
-    if (
-        before is None
-        or after is None
-        or before.io is None
-        or after.io is None
-        or after.io.read_calls is None
-    ):
-        return False
-    return not _reads(before, after, windows[-1].seconds)
-
-
-def _is_always_in_a_step(member: Member) -> bool:
-    phases = member.lead.phases if member.lead else ()
-    return bool(phases) and all(phase is not None and phase.stage is Stage.SERVING for phase in phases)
-
-
-def _always_reads(member: Member) -> bool:
-    windows = member.lead.windows if member.lead else ()
-    return bool(windows) and all(
-        _reads(before, after, window.seconds)
-        for before, after, window in zip(member.looks[:-1], member.looks[1:], windows, strict=True)
+    rates = _message_rates(member)
+    return (
+        _is_always_in_a_step(member)
+        and bool(rates)
+        and rates[-1] is not None
+        and rates[-1] < LEAST_MESSAGES_S
     )
 
 
-def _reads(before: Process | None, after: Process | None, seconds: float) -> bool:
+def _is_always_in_a_step(member: Member) -> bool:
+    return stays_in(member.lead, Stage.SERVING)
+
+
+def _always_reads(member: Member) -> bool:
+    rates = _message_rates(member)
+    return bool(rates) and all(rate is not None and rate >= LEAST_MESSAGES_S for rate in rates)
+
+
+def _message_rates(member: Member) -> list[float | None]:
+    """Calls of read a second between each two looks; ``None`` where nobody counted."""
+    windows = member.lead.windows if member.lead else ()
+    return [
+        _message_rate(before, after, window.seconds)
+        for before, after, window in zip(member.looks, member.looks[1:], windows, strict=False)
+    ]
+
+
+def _message_rate(before: Process | None, after: Process | None, seconds: float) -> float | None:
     if before is None or after is None or before.io is None or after.io is None or not seconds:
-        return False
+        return None
     if before.io.read_calls is None or after.io.read_calls is None:
-        return False
-    return (after.io.read_calls - before.io.read_calls) / seconds >= LEAST_MESSAGES_S
+        return None
+    return (after.io.read_calls - before.io.read_calls) / seconds

@@ -60,7 +60,13 @@ def waits_for_work_throughout(track: ThreadTrack | None) -> bool:
     """The stack changed only inside its main loop's wait, which spins for a second and then polls, say."""
     if track is None or not _is_in_one_wait(track, _WAITS | {Activity.WAIT_WORK}):
         return False
-    return all(phase is not None and phase.stage is Stage.IDLE for phase in track.phases)
+    return stays_in(track, Stage.IDLE)
+
+
+def stays_in(track: ThreadTrack | None, *stages: Stage) -> bool:
+    """Whether its phase is known at every look, and always in one of these stages."""
+    phases = track.phases if track else ()
+    return bool(phases) and all(phase is not None and phase.stage in stages for phase in phases)
 
 
 def _is_in_one_wait(track: ThreadTrack, waits: frozenset[Activity]) -> bool:

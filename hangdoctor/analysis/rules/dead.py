@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels, fold_numbers
-from hangdoctor.analysis.standing import is_dead, is_dying, is_settled
+from hangdoctor.analysis.standing import is_dead, is_dying, is_settled, stays_in
 from hangdoctor.case import Case, Member
 from hangdoctor.knowledge.catalogue import RoleKind, Stage
 from hangdoctor.model import Activity
@@ -123,7 +123,8 @@ def _left_alone(case: Case) -> Finding | None:
     fronts = case.principals
     if case.capture.origin != "live" or not case.expected_local or not fronts:
         return None
-    if not all(m.role.is_front_end and _takes_requests(m) for m in fronts):
+    # At every look: a server that is torn down is in a phase of its end.
+    if not all(m.role.is_front_end and stays_in(m.lead, Stage.IDLE, Stage.SERVING) for m in fronts):
         return None
     words = [" ".join(process.command) for look in case.capture.snapshots for process in look.processes]
     if any(pattern.search(line) for m in fronts for pattern in m.role.remote_ranks for line in words):
@@ -135,12 +136,6 @@ def _left_alone(case: Case) -> Finding | None:
         f"{fold_labels(m.label for m in fronts)} takes requests, and none of the {case.expected_local} ranks "
         "behind it exists",
     )
-
-
-def _takes_requests(member: Member) -> bool:
-    """At every look: a server that is torn down is in a phase of its end."""
-    phases = member.lead.phases if member.lead else ()
-    return bool(phases) and all(p is not None and p.stage in (Stage.IDLE, Stage.SERVING) for p in phases)
 
 
 RULE = Rule(
