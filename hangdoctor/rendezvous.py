@@ -6,14 +6,14 @@ The address (``10.0.0.1:29500``) is the one thing that all hosts of a job have i
 
 from __future__ import annotations
 
-import os
 import socket
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 
 from hangdoctor.collect import deadline
 from hangdoctor.collect.environ import EnvironResult, read_environ
 from hangdoctor.collect.holders import scan_host
-from hangdoctor.collect.procfs import read_bytes
+from hangdoctor.collect.listeners import read_tables
 from hangdoctor.errors import WrongUsage
 
 _WHOLE = ("--dist-init-addr", "--nccl-init-addr", "--rdzv-endpoint", "--rdzv_endpoint")
@@ -26,7 +26,6 @@ _DEFAULT_PORT = "29500"
 _HERE_ONLY = ("127.", "localhost", "[::1]", "::1", "0.0.0.0")
 _ENVIRON_S = 1.0
 _ALL_S = 4.0
-_MAX_TABLE_BYTES = 32 << 20
 _ESTABLISHED = b"01"
 
 
@@ -131,16 +130,8 @@ def _resolve(host: str) -> frozenset[str]:
 def find_connected(port: int, addresses: frozenset[str], pids: Sequence[int]) -> list[int]:
     """Processes among ``pids`` with a connection to ``port`` of one of ``addresses``. Never raises."""
     inodes: set[int] = set()
-    seen: set[str] = set()
-    for pid in pids:
-        try:
-            namespace = os.readlink(f"/proc/{pid}/ns/net")
-            if namespace in seen:
-                continue
-            seen.add(namespace)
-            inodes |= _connected(read_bytes(f"/proc/{pid}/net/tcp", limit=_MAX_TABLE_BYTES), port, addresses)
-        except OSError:
-            continue
+    for table in read_tables(pids, "tcp"):
+        inodes |= _connected(table, port, addresses)
     if not inodes:
         return []
     wanted = set(pids)
@@ -160,6 +151,4 @@ def _connected(table: bytes, port: int, addresses: frozenset[str]) -> set[int]:
 
 def _word(address: str) -> str:
     """``10.0.0.1`` as the kernel prints it, in host order."""
-    import struct
-
     return f"{struct.unpack('=I', socket.inet_aton(address))[0]:08X}"

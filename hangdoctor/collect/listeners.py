@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hangdoctor.collect.holders import scan_host
 from hangdoctor.collect.procfs import read_bytes
@@ -18,6 +18,13 @@ def find_listeners(port: int, pids: Sequence[int]) -> list[int]:
     A container has ports of its own, so one table is read for every network namespace among ``pids``.
     """
     inodes: set[int] = set()
+    for table in read_tables(pids, "tcp", "tcp6"):
+        inodes |= parse_listening(table, port)
+    return sorted({held.pid for held in scan_host(inodes).held}) if inodes else []
+
+
+def read_tables(pids: Sequence[int], *families: str) -> Iterator[bytes]:
+    """``/proc/PID/net/FAMILY`` once for each network namespace among ``pids``; what may not be read is left out."""
     seen: set[str] = set()
     for pid in pids:
         try:
@@ -25,13 +32,10 @@ def find_listeners(port: int, pids: Sequence[int]) -> list[int]:
             if namespace in seen:
                 continue
             seen.add(namespace)
-            for family in ("tcp", "tcp6"):
-                inodes |= parse_listening(
-                    read_bytes(f"/proc/{pid}/net/{family}", limit=_MAX_TABLE_BYTES), port
-                )
+            for family in families:
+                yield read_bytes(f"/proc/{pid}/net/{family}", limit=_MAX_TABLE_BYTES)
         except OSError:
             continue
-    return sorted({held.pid for held in scan_host(inodes).held}) if inodes else []
 
 
 def parse_listening(table: bytes, port: int) -> set[int]:
