@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hangdoctor.collect import locks
+from hangdoctor.collect.cpython.frames import parse_exception_table
 from hangdoctor.collect.locks import find_lock_waits
-from hangdoctor.collect.locks.frames import parse_exception_table
 from hangdoctor.collect.namespaces import list_children, map_threads, read_inner_id
 from hangdoctor.model import LockWait, Syscall, Thread
 from tests.b_support import build, eventually, list_pythons, read_threads, words_of
@@ -140,7 +140,7 @@ def test_the_gil_and_a_mutex_in_a_ring(python: str, library: Path) -> None:
 
 
 def test_an_unknown_version_gets_no_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hangdoctor.collect.locks.layouts._LAYOUTS", {})
+    monkeypatch.setattr("hangdoctor.collect.cpython.layouts._LAYOUTS", {})
     with scene("b_locks.py", "held_with") as seen:
         lock = seen.look("waiter")["waiter"]
         assert lock.kind in ("semaphore", "condition") and lock.owner_tid is None

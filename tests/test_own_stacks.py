@@ -13,8 +13,8 @@ from types import CodeType
 import pytest
 
 from hangdoctor.collect import Plan, own_stacks, schedule, take_capture
+from hangdoctor.collect.cpython.lines import find_line
 from hangdoctor.collect.deadline import Trouble
-from hangdoctor.collect.locks.lines import find_line
 from hangdoctor.collect.own_stacks import amend, read_stacks, read_stacks_of
 from hangdoctor.collect.stacks import Dump, DumpedThread
 from hangdoctor.model import Gap, Method, Process

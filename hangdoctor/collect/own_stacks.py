@@ -1,7 +1,7 @@
 """Python stacks without py-spy: from the interpreter's own structures in the target's memory, read and never stopped.
 
 The second choice, for a machine or container without py-spy, or where a seccomp profile forbids its system call and
-not ``/proc/PID/mem``. It knows CPython 3.10 to 3.14 (:mod:`hangdoctor.collect.locks.layouts`) and no native frames.
+not ``/proc/PID/mem``. It knows CPython 3.10 to 3.14 (:mod:`hangdoctor.collect.cpython.layouts`) and no native frames.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hangdoctor.collect.cpython.attributes import read_attributes
+from hangdoctor.collect.cpython.frames import Frame, FrameReader
+from hangdoctor.collect.cpython.interpreter import Interpreter, find_interpreter
 from hangdoctor.collect.deadline import Trouble, each, patience, reader_count
 from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.dumps import StackRun
-from hangdoctor.collect.locks.attributes import read_attributes
-from hangdoctor.collect.locks.frames import Frame, FrameReader
-from hangdoctor.collect.locks.interpreter import Interpreter, find_interpreter
 from hangdoctor.collect.memory import Memory, read_regions
 from hangdoctor.collect.namespaces import map_threads
 from hangdoctor.collect.processes import is_denial

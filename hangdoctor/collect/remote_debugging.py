@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hangdoctor.collect.locks.frames import FrameReader
-from hangdoctor.collect.locks.interpreter import ThreadState, find_interpreter
+from hangdoctor.collect.cpython.frames import FrameReader
+from hangdoctor.collect.cpython.interpreter import ThreadState, find_interpreter
 from hangdoctor.collect.memory import Memory, read_regions
 from hangdoctor.collect.namespaces import map_threads
 from hangdoctor.collect.stacks import Dump, DumpedThread, FrameTable, is_rooted

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from hangdoctor.collect.cpython.interpreter import find_interpreter
 from hangdoctor.collect.locks.futex import FutexWait, list_waits, still_waits
-from hangdoctor.collect.locks.interpreter import find_interpreter
 from hangdoctor.collect.locks.pthread import find_native_waits
 from hangdoctor.collect.locks.python import find_python_waits
 from hangdoctor.collect.locks.shared import find_shared_waits

@@ -1,6 +1,6 @@
 """Who is inside ``with lock:``? A ``threading.Lock`` records no owner, but the block's frame does.
 
-For the whole body the value stack keeps, below the depth of the block's handler (:mod:`frames`), the bound
+For the whole body the value stack keeps, below the depth of the block's handler (:mod:`~hangdoctor.collect.cpython.frames`), the bound
 ``__exit__`` of the lock (up to 3.13) or the pair of ``__exit__`` and the lock (3.14). The same holds for
 ``with condition:``, whose ``Condition`` object has the lock among its attributes.
 
@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoctor.collect.locks.attributes import read_attributes
-from hangdoctor.collect.locks.frames import Frame, FrameReader
-from hangdoctor.collect.locks.interpreter import Interpreter, ThreadState
+from hangdoctor.collect.cpython.attributes import read_attributes
+from hangdoctor.collect.cpython.frames import Frame, FrameReader
+from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState
 from hangdoctor.collect.locks.objects import CONDITION, ObjectReader
 from hangdoctor.collect.memory import Memory, Regions
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hangdoctor.collect.locks.interpreter import Interpreter
+from hangdoctor.collect.cpython.interpreter import Interpreter
 from hangdoctor.collect.memory import Memory, Regions
 
 _OBJECT_BYTES = 48

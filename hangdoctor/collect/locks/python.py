@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hangdoctor.collect.locks.attributes import read_attributes, read_int
-from hangdoctor.collect.locks.frames import FrameReader
+from hangdoctor.collect.cpython.attributes import read_attributes, read_int
+from hangdoctor.collect.cpython.frames import FrameReader
+from hangdoctor.collect.cpython.interpreter import Interpreter
 from hangdoctor.collect.locks.futex import WAIT_BITSET, FutexWait
 from hangdoctor.collect.locks.held import BUDGET_BYTES, HolderSearch
-from hangdoctor.collect.locks.interpreter import Interpreter
 from hangdoctor.collect.locks.objects import LockObject, ObjectReader
 from hangdoctor.collect.memory import Memory, Regions
 from hangdoctor.model import LockWait

@@ -12,9 +12,9 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from hangdoctor.collect.locks.frames import FrameReader
+from hangdoctor.collect.cpython.frames import FrameReader
+from hangdoctor.collect.cpython.interpreter import Interpreter, find_interpreter
 from hangdoctor.collect.locks.futex import FutexWait
-from hangdoctor.collect.locks.interpreter import Interpreter, find_interpreter
 from hangdoctor.collect.locks.objects import SEMLOCK, ObjectReader
 from hangdoctor.collect.memory import Memory, Region, Regions, read, read_regions
 from hangdoctor.collect.namespaces import map_threads

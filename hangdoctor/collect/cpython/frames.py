@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from hangdoctor.collect.locks.interpreter import Interpreter, ThreadState
-from hangdoctor.collect.locks.layouts import FRAME_SHIM, FrameLayout, OldFrameLayout
-from hangdoctor.collect.locks.lines import find_line
+from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState
+from hangdoctor.collect.cpython.layouts import FRAME_SHIM, FrameLayout, OldFrameLayout
+from hangdoctor.collect.cpython.lines import find_line
 from hangdoctor.collect.memory import PAGE, Memory
 
 MAX_FRAMES = 512

@@ -6,7 +6,7 @@ Include/internal/pycore_dict.h and pycore_object.h of 3.10.13, 3.11.7, 3.12.1, 3
 
 from __future__ import annotations
 
-from hangdoctor.collect.locks.interpreter import Interpreter
+from hangdoctor.collect.cpython.interpreter import Interpreter
 from hangdoctor.collect.memory import Memory
 
 _MAX_ATTRIBUTES = 64

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hangdoctor.collect import elf
-from hangdoctor.collect.locks.layouts import (
+from hangdoctor.collect.cpython.layouts import (
     GIL_HOLDER,
     GIL_LOCKED,
     GIL_SIZE,
