@@ -224,10 +224,10 @@ class Case:
 
     @cached_property
     def wires(self) -> Wires:
-        """Who is at the other end of connections between hosts."""
+        """Who is at the other end of TCP connections."""
         from hangdoctor.analysis.wires import lay_out
 
-        return lay_out(self.members)
+        return lay_out(self.members, self.capture.hosts)
 
     @property
     def look_count(self) -> int:

@@ -6,14 +6,16 @@ The address (``10.0.0.1:29500``) is the one thing that all hosts of a job have i
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from hangdoctor.collect import deadline
 from hangdoctor.collect.environ import EnvironResult, read_environ
 from hangdoctor.collect.holders import scan_host
 from hangdoctor.collect.listeners import read_tables
+from hangdoctor.collect.sockets import MAPPED_V4
 from hangdoctor.errors import WrongUsage
 
 _WHOLE = ("--dist-init-addr", "--nccl-init-addr", "--rdzv-endpoint", "--rdzv_endpoint")
@@ -129,18 +131,18 @@ def _resolve(host: str) -> frozenset[str]:
 
 def find_connected(port: int, addresses: frozenset[str], pids: Sequence[int]) -> list[int]:
     """Processes among ``pids`` with a connection to ``port`` of one of ``addresses``. Never raises."""
+    ends = {end for address in addresses for end in _spellings(address, port)}
     inodes: set[int] = set()
-    for table in read_tables(pids, "tcp"):
-        inodes |= _connected(table, port, addresses)
+    for table in read_tables(pids, "tcp", "tcp6"):
+        inodes |= _connected(table, ends)
     if not inodes:
         return []
     wanted = set(pids)
     return sorted({held.pid for held in scan_host(inodes).held} & wanted)
 
 
-def _connected(table: bytes, port: int, addresses: frozenset[str]) -> set[int]:
-    """Inodes of ``/proc/net/tcp`` (IPv4: what stores listen on wherever there is a choice) with that far end."""
-    ends = {f"{_word(address)}:{port:04X}".encode() for address in addresses if "." in address}
+def _connected(table: bytes, ends: Collection[bytes]) -> set[int]:
+    """Inodes of ``/proc/net/tcp`` or ``tcp6`` with one of these far ends."""
     found = set()
     for line in table.splitlines()[1:]:
         fields = line.split()
@@ -149,6 +151,17 @@ def _connected(table: bytes, port: int, addresses: frozenset[str]) -> set[int]:
     return found
 
 
-def _word(address: str) -> str:
-    """``10.0.0.1`` as the kernel prints it, in host order."""
-    return f"{struct.unpack('=I', socket.inet_aton(address))[0]:08X}"
+def _spellings(address: str, port: int) -> Iterator[bytes]:
+    """``10.0.0.1`` and ``fd00::1`` as the kernel prints them: words in host order.
+
+    torch's store (2.13, libuv) talks through IPv6 sockets to IPv4 addresses, too: those stand in ``tcp6`` as
+    ``::ffff:10.0.0.1``.
+    """
+    try:
+        whole = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return
+    words = "".join(f"{word:08X}" for word in struct.unpack(f"={len(whole.packed) // 4}I", whole.packed))
+    yield f"{words}:{port:04X}".encode()
+    if whole.version == 4:
+        yield f"{MAPPED_V4}{words}:{port:04X}".encode()

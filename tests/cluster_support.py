@@ -30,6 +30,7 @@ from tests.jobs import MARK, PROGRAMS, RUN, kill_marked
 
 ROOT = Path(__file__).parent.parent
 NET = "10.77.0"
+NET6 = "fd77"
 NODES = ("node1", "node2", "node3")
 SSH_PORT, NOBODY_PORT, SILENT_PORT = 22, 2222, 2299
 NOBODY = 65534
@@ -194,7 +195,8 @@ def _start_node(
         f"ip netns add {ns}; ip -n {ns} link set lo up;"
         f"ip -n {prefix}s link add v{number} type veth peer name eth0 netns {ns};"
         f"ip -n {prefix}s link set v{number} master br0; ip -n {prefix}s link set v{number} up;"
-        f"ip -n {ns} addr add {address}/24 dev eth0; ip -n {ns} link set eth0 up;"
+        f"ip -n {ns} addr add {address}/24 dev eth0; ip -n {ns} addr add {NET6}::{number}/64 dev eth0 nodad;"
+        f"ip -n {ns} link set eth0 up;"
         f"ip -n {ns} route add default via {NET}.254"
     )
     config = folder / f"sshd_{node}"

@@ -96,6 +96,7 @@ def test_an_end_on_a_host_of_the_set_that_nobody_of_the_job_holds(knowledge: Kno
 
 
 def test_a_connection_not_yet_accepted_leads_to_who_listens(knowledge: Knowledge) -> None:
+    """The other host's address is known by another connection of it."""
     a = with_sockets(
         on_host("a", [waits_on(7, 0, "10.0.0.2:5000")]), {7: (tcp("10.0.0.1:4000", "10.0.0.2:5000"),)}
     )
@@ -103,6 +104,35 @@ def test_a_connection_not_yet_accepted_leads_to_who_listens(knowledge: Knowledge
     b = with_sockets(b, {8: (tcp("0.0.0.0:5000", None), tcp("10.0.0.2:22", "10.0.0.7:99", 10))})
     (edge,) = [e for e in edges_of(merge_captures([a, b]), knowledge) if e.kind is EdgeKind.CONNECTION]
     assert edge.holder is not None and edge.holder.key.host == "b"
+
+
+def deaf(here: Sequence[str], there: Sequence[str], state: str = "ESTABLISHED") -> Capture:
+    """A rank on ``a`` (which has the addresses ``here``) talks to 10.0.0.2:5000; one on ``b`` listens on that port."""
+    socket = replace(tcp("10.0.0.1:4000", "10.0.0.2:5000"), state=state)
+    a = with_sockets(on_host("a", [waits_on(7, 0, "10.0.0.2:5000")], addresses=tuple(here)), {7: (socket,)})
+    b = on_host("b", [replace(rank(1, 2, [WORK], syscall=SLEEP), pid=8)], addresses=tuple(there))
+    return merge_captures([a, with_sockets(b, {8: (tcp("[::]:5000", None),)})])
+
+
+def test_a_listener_without_any_connection_is_found_by_its_hosts_address(knowledge: Knowledge) -> None:
+    (edge,) = [e for e in edges_of(deaf((), ("10.0.0.2",)), knowledge) if e.kind is EdgeKind.CONNECTION]
+    assert edge.holder is not None and edge.holder.key.host == "b"
+    assert edge.object == "TCP 10.0.0.2:5000, which it has not accepted"
+
+
+@pytest.mark.parametrize(
+    ("merged", "words"),
+    [
+        (deaf((), ()), "on a host that was not looked at"),
+        (deaf(("10.0.0.2",), ("10.0.0.2",)), "on a, by nobody of the job"),
+        (deaf((), ("10.0.0.2",), state="CLOSE_WAIT"), "on b, by nobody of the job"),
+    ],
+    ids=["the host's address is not known", "every host has a bridge of its own", "the other end is closed"],
+)
+def test_a_listener_elsewhere_is_not_waited_for(merged: Capture, words: str, knowledge: Knowledge) -> None:
+    """Twin: the same port is no proof."""
+    (edge,) = [e for e in edges_of(merged, knowledge) if e.kind is EdgeKind.CONNECTION]
+    assert edge.holder is None and edge.object == f"10.0.0.2:5000, {words}"
 
 
 def test_ranks_that_were_not_seen_are_told_by_their_addresses(knowledge: Knowledge) -> None:

@@ -279,7 +279,7 @@ def identified() -> Capture:
         (process(7, "gpu-a07", "10.1.2.7"), process(8, "gpu-a08", "10.1.2.8")),
         logs=(LogTail("/home/alice.b/out.log", 1, None, lines),),
     )
-    hosts = (Host("gpu-a07"), Host("gpu-a08"))
+    hosts = (Host("gpu-a07", addresses=("10.1.2.7", "[fe80::5]")), Host("gpu-a08", addresses=("10.1.2.8",)))
     return Capture(Tool("0.1.0"), Target("pid 7", 7), hosts, (snapshot,))
 
 
@@ -295,6 +295,7 @@ def test_strict_renames_who_and_where_consistently() -> None:
     assert one.environ is not None and one.environ["MASTER_ADDR"] == one.host
     assert one.sockets[0].remote == two.sockets[0].remote == one.sockets[0].local.replace(":41000", ":29500")  # type: ignore[union-attr]
     assert two.sockets[0].local != one.sockets[0].local
+    assert one.sockets[0].remote == f"{redacted.hosts[0].addresses[0]}:29500"
     assert one.sockets[1].remote == "[::1]:80"
     assert one.versions == {"nccl": "2.28.9.1"}
     first, second, third = redacted.snapshots[0].logs[0].lines

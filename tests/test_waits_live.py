@@ -73,6 +73,7 @@ def scene(name: str, folder: Path, count: int = 3) -> Iterator[Scene]:
         ("pipe_chain", ("a", "b"), Strength.LIKELY),
         ("unix_chain", ("a", "b"), Strength.LIKELY),
         ("tcp_chain", ("a", "b"), Strength.LIKELY),
+        ("tcp_deaf", ("a", "b"), Strength.LIKELY),
         ("mp_pipe", ("a", "b"), Strength.LIKELY),
         ("mp_lock", ("waiter", "holder"), Strength.CERTAIN),
         ("mp_queue", ("waiter", "holder"), Strength.CERTAIN),

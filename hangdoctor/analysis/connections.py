@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from hangdoctor.analysis.identify import CHILD, FOREIGN
 from hangdoctor.analysis.standing import is_idle, is_settled
 from hangdoctor.analysis.waits import Edge, EdgeKind, lead_node
+from hangdoctor.analysis.wires import is_far, is_loopback
 from hangdoctor.case import Case, Member
 from hangdoctor.knowledge.catalogue import RoleKind
 from hangdoctor.model import Activity, Process, Socket, Syscall
@@ -21,8 +22,6 @@ from hangdoctor.report import ProgressClass, Strength
 _WAITING_KINDS = (RoleKind.RANK, RoleKind.CONTROL, RoleKind.LAUNCHER)
 _ZMQ_THREAD = "ZMQbg/IO"
 """libzmq names its threads so (src/ctx.cpp)."""
-_HERE = re.compile(r"^(127\.|0\.0\.0\.0|\[::1?\])")
-_TALKING = ("ESTABLISHED", "SYN_SENT", "CLOSE_WAIT")
 
 
 def connection_edges(case: Case, member: Member) -> Iterator[Edge]:
@@ -31,18 +30,20 @@ def connection_edges(case: Case, member: Member) -> Iterator[Edge]:
     if call is None or member.progress.kind is ProgressClass.PROOF or member.kind is RoleKind.LAUNCHER:
         return  # what it reads arrives: slow, not blocked; a launcher listens to its children as long as they live
     through_zmq = _is_zmq_wait(member.last, call)
-    host = member.key.host
-    here = (case.by_place.get((host, pid)) for pid in sorted(_other_ends(member.last, call)))
+    reason = "for a ZeroMQ message" if through_zmq else f"in {call.name}"
+    what = call.target
+    ends = _ends(case, member, call)
+    if not ends and (ends := _acceptors(case, member, call)):
+        what = f"{what}, which it has not accepted"
     holders = [
         m
-        for m in {m.key: m for m in (*here, *_far_ends(case, member, call)) if m is not None}.values()
+        for m in ends
         if (m.kind in _WAITING_KINDS or m.role in (CHILD, FOREIGN))
         and not (through_zmq and (is_idle(m) or _waits_for(m, member)))
     ]
     strength = Strength.LIKELY if len(holders) == 1 and not through_zmq else Strength.POSSIBLE
     for holder in holders:
-        reason = "for a ZeroMQ message" if through_zmq else f"in {call.name}"
-        yield Edge(EdgeKind.CONNECTION, lead_node(member), lead_node(holder), reason, call.target, strength)
+        yield Edge(EdgeKind.CONNECTION, lead_node(member), lead_node(holder), reason, what, strength)
     elsewhere = remote_peer(member, case)
     if not holders and elsewhere is not None:
         yield Edge(
@@ -50,12 +51,19 @@ def connection_edges(case: Case, member: Member) -> Iterator[Edge]:
         )
 
 
-def _far_ends(case: Case, member: Member, call: Syscall) -> Iterator[Member]:
-    """Who was seen on another host at the other end."""
-    fds = _watched_fds(member.last, call)
-    for socket in member.last.sockets:
-        if socket.fd in fds:
-            yield from (m for m in case.wires.holders(socket) if m is not member)
+def _ends(case: Case, member: Member, call: Syscall) -> tuple[Member, ...]:
+    """Who was seen at the other end, on this host or another."""
+    host = member.key.host
+    here = (case.by_place.get((host, pid)) for pid in sorted(_other_ends(member.last, call)))
+    far = (m for socket in _watched_sockets(member.last, call) for m in case.wires.holders(socket))
+    return tuple({m.key: m for m in (*here, *far) if m is not None and m is not member}.values())
+
+
+def _acceptors(case: Case, member: Member, call: Syscall) -> tuple[Member, ...]:
+    """Who listens where a connection leads that nobody holds the other end of."""
+    sockets = _watched_sockets(member.last, call)
+    found = (m for socket in sockets for m in case.wires.acceptors(member, socket))
+    return tuple({m.key: m for m in found}.values())
 
 
 def remote_peer(member: Member, case: Case) -> str | None:
@@ -65,29 +73,24 @@ def remote_peer(member: Member, case: Case) -> str | None:
         return None
     process = member.last
     remotes = {
-        s.remote
-        for s in process.sockets
-        if s.fd == call.fd and s.remote and not s.peers and s.state in _TALKING and _is_elsewhere(s)
+        s.remote for s in process.sockets if s.fd == call.fd and s.remote and not s.peers and is_far(s)
     }
     if not remotes and call.name == "connect" and call.target and re.search(r":\d+$", call.target):
-        remotes = {call.target} if not _HERE.match(call.target) else set()
+        remotes = {call.target} if not is_loopback(call.target) else set()
     if len(remotes) != 1:
         return None
     remote = remotes.pop()
     service = _service(process, remote)
-    host = case.wires.host_of(remote)
-    where = "which is not on this host"
-    if len(case.capture.hosts) > 1:
-        where = f"on {host}, by nobody of the job" if host else "on a host that was not looked at"
+    hosts = case.wires.hosts_of(remote, member)
+    if len(case.capture.hosts) < 2:
+        if hosts:
+            return None  # a container's way to its own host
+        where = "which is not on this host"
+    elif hosts:
+        where = f"on {' or '.join(map(str, hosts))}, by nobody of the job"
+    else:
+        where = "on a host that was not looked at"
     return f"{remote}{f' ({service})' if service else ''}, {where}"
-
-
-def _is_elsewhere(socket: Socket) -> bool:
-    """An address that is also our own end's is this host, also where the process behind it was not found."""
-    remote, local = socket.remote or "", socket.local or ""
-    if not socket.family.startswith("tcp") or _HERE.match(remote):
-        return False
-    return remote.rpartition(":")[0] != local.rpartition(":")[0]
 
 
 def _service(process: Process, remote: str) -> str | None:
@@ -124,6 +127,11 @@ def _other_ends(process: Process, call: Syscall) -> set[int]:
     ends = {pid for file in process.files if file.fd in fds for pid in file.other_end}
     ends |= {pid for socket in process.sockets if socket.fd in fds for pid in socket.peers}
     return ends - {process.pid}
+
+
+def _watched_sockets(process: Process, call: Syscall) -> list[Socket]:
+    fds = _watched_fds(process, call)
+    return [socket for socket in process.sockets if socket.fd in fds]
 
 
 def _watched_fds(process: Process, call: Syscall) -> set[int]:

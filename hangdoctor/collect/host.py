@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
+from collections.abc import Iterator, Sequence
 
+from hangdoctor.collect.listeners import read_tables
 from hangdoctor.collect.procfs import PAGE_BYTES, TICKS_PER_S, read_bytes
 from hangdoctor.model import Host, HostLoad
 
+_OWN_IPV4 = re.compile(rb"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
+"""In ``fib_trie``: the kernel makes such a route for every address that it answers to."""
+_OWN_IPV6 = re.compile(rb"^([0-9a-f]{32}) ", re.M)
 
-def read_host(access_tier: str | None) -> Host:
-    """Name, kernel and units of this machine."""
+
+def read_host(access_tier: str | None, pids: Sequence[int] = ()) -> Host:
+    """Name, kernel, units and addresses of this machine; those of containers among ``pids`` are its own, too."""
     system = platform.uname()
     return Host(
         name=system.node,
@@ -22,7 +29,19 @@ def read_host(access_tier: str | None) -> Host:
         ticks_per_s=TICKS_PER_S,
         page_bytes=PAGE_BYTES,
         access_tier=access_tier,
+        addresses=tuple(dict.fromkeys(_addresses((os.getpid(), *pids)))),
     )
+
+
+def _addresses(pids: Sequence[int]) -> Iterator[str]:
+    """Without loopback, which is another place on every host."""
+    for table in read_tables(pids, "fib_trie", "if_inet6"):
+        ipv4 = (found.decode() for found in _OWN_IPV4.findall(table))
+        yield from (address for address in ipv4 if not address.startswith("127."))
+        ipv6 = (
+            socket.inet_ntop(socket.AF_INET6, bytes.fromhex(f.decode())) for f in _OWN_IPV6.findall(table)
+        )
+        yield from (f"[{address}]" for address in ipv6 if address != "::1")
 
 
 def read_load() -> HostLoad:

@@ -172,7 +172,8 @@ class _Run:
         tool = Tool(
             __version__, self._plan.knowledge_revision, self._program.version if self._program else None
         )
-        return Capture(tool, target, (host.read_host(_tier(snapshots)),), snapshots, gaps)
+        pids = [process.pid for process in snapshots[-1].processes] if snapshots else []
+        return Capture(tool, target, (host.read_host(_tier(snapshots), pids),), snapshots, gaps)
 
 
 def _start_of(tree: Tree) -> int | None:

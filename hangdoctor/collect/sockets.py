@@ -36,7 +36,8 @@ _STATES = {
     10: "LISTEN",
     11: "CLOSING",
 }
-_MAPPED_V4 = "0000000000000000FFFF0000"
+MAPPED_V4 = "0000000000000000FFFF0000"
+"""Before an IPv4 address in tables of IPv6."""
 
 
 class PipeEnds(NamedTuple):
@@ -238,7 +239,7 @@ def _describe_unix(held: Held, unix: Mapping[int, UnixSocket]) -> Socket:
 
 def _unmap(end: str) -> str:
     """An IPv4 peer of a dual-stack socket stands in tcp6 as ::ffff:a.b.c.d and in tcp as a.b.c.d."""
-    return end[len(_MAPPED_V4) :] if end.startswith(_MAPPED_V4) else end
+    return end[len(MAPPED_V4) :] if end.startswith(MAPPED_V4) else end
 
 
 def _decode_end(end: str) -> str:

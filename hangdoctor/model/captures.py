@@ -112,6 +112,9 @@ class Host:
     """Half of the round trip in which the offset was measured."""
     start_delay_s: float | None = None
     """Between the agreed moment and its first look, by the clock of the machine which asked."""
+    addresses: tuple[str, ...] = ()
+    """Of its interfaces, in its network namespace and those of the targets, written as in :class:`Socket` (IPv6 in
+    brackets), without loopback. Several hosts may have one: each has its own bridge for containers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,18 @@ def tcp_chain():
     run("bystander", stay)
 
 
+def tcp_deaf():
+    """The kernel shakes hands for a listener that accepts nobody."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname())
+    fds = (listener.fileno(), client.fileno())
+    run("a", client.recv, 1, keep=fds[1:], close=fds)
+    run("b", stay, keep=fds[:1], close=fds)
+    for each in (listener, client):
+        each.close()
+    run("bystander", stay)
+
+
 def mp_pipe():
     """multiprocessing.Pipe, one way: the only writer sleeps."""
     reader, writer = context.Pipe(duplex=False)
