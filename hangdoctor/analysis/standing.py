@@ -118,14 +118,26 @@ def _serves_in_a_thread(member: Member) -> bool:
 
 
 def _listens_to_its_parent(member: Member) -> bool:
-    """A worker that reads the pipe its parent writes to waits for its next task."""
+    """A worker that reads the pipe its parent writes to waits for its next task.
+
+    Not at a rendezvous: torchrun's agent keeps the store, so there, too, every rank reads what comes from its parent.
+    """
     lead, process = member.lead, member.last
+    if _is_among_peers(lead):
+        return False
     call = lead.last.thread.syscall if lead else None
     if lead is None or call is None or call.fd is None or lead.last.activity is not Activity.WAIT_PEER:
         return False
     ends = {pid for f in process.files if f.fd == call.fd for pid in f.other_end}
     ends |= {pid for s in process.sockets if s.fd == call.fd for pid in s.peers}
     return process.ppid is not None and process.ppid in ends
+
+
+def _is_among_peers(lead: ThreadTrack | None) -> bool:
+    """Whether what it does there is to wait for the other ranks; Python's own waits do not say for whom they are."""
+    match = lead.last.match if lead else None
+    part = (match.aspect or match.phase) if match is not None else None
+    return part is not None and part.server != "python" and part.waits_for == "peers"
 
 
 def same_group(a: Rank | None, b: Rank | None) -> bool:
