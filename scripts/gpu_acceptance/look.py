@@ -32,7 +32,8 @@ class Look:
     @property
     def words(self) -> str:
         verdict = self.report.get("verdict", {})
-        ranks = [culprit.get("rank") or culprit.get("role") for culprit in verdict.get("culprits", [])]
+        culprits = verdict.get("culprits", [])
+        ranks = [(one.get("rank") or {}).get("label") or one.get("role") for one in culprits]
         return f"{verdict.get('kind')} {verdict.get('confidence')} {verdict.get('cause')} {json.dumps(ranks)}"
 
 
@@ -46,10 +47,10 @@ def tool_environ(work: Path) -> dict[str, str]:
     }
 
 
-def attach(pid: int, folder: Path, work: Path, options: tuple[str, ...]) -> Look:
-    """Attach to ``pid``; report.json, bundle and stderr are left in ``folder``."""
+def attach(pid: int, folder: Path, work: Path, options: tuple[str, ...], suffix: str = "") -> Look:
+    """Attach to ``pid``; report, bundle and stderr are left in ``folder``, ``suffix`` in their names."""
     command = [sys.executable, "-m", "hangdoctor", "attach", str(pid), "--json"]
-    command += ["--bundle", str(folder / "capture.hang"), *options]
+    command += ["--bundle", str(folder / f"capture{suffix}.hang"), *options]
     started = time.monotonic()
     try:
         done = subprocess.run(
@@ -58,14 +59,14 @@ def attach(pid: int, folder: Path, work: Path, options: tuple[str, ...]) -> Look
     except subprocess.TimeoutExpired as late:
         look = Look(command, None, time.monotonic() - started)
         look.problems.append(f"attach did not end in {ATTACH_LIMIT_S} s")
-        (folder / "stderr.txt").write_bytes(late.stderr or b"")
+        (folder / f"stderr{suffix}.txt").write_bytes(late.stderr or b"")
         return look
     if done.returncode == WRONG_USAGE and options:
         (folder / "notes.txt").write_text(f"this version does not know {' '.join(options)}\n")
-        return attach(pid, folder, work, ())
+        return attach(pid, folder, work, (), suffix)
     look = Look(command, done.returncode, time.monotonic() - started)
-    (folder / "report.json").write_bytes(done.stdout)
-    (folder / "stderr.txt").write_bytes(done.stderr)
+    (folder / f"report{suffix}.json").write_bytes(done.stdout)
+    (folder / f"stderr{suffix}.txt").write_bytes(done.stderr)
     try:
         look.report = json.loads(done.stdout)
     except ValueError:
@@ -91,6 +92,8 @@ def time_reads(pid: int, folder: Path, work: Path) -> None:
 def judge(look: Look, expect: Expect) -> None:
     """Adds to ``look.problems`` whatever is not as expected."""
     if not look.report:
+        if str(look.exit_code) in expect.exits:
+            look.problems.clear()
         return
     verdict = look.report["verdict"]
     kind, cause, culprits = verdict["kind"], verdict["cause"], verdict["culprits"]
@@ -104,6 +107,9 @@ def judge(look: Look, expect: Expect) -> None:
     phases = [str(culprit.get("phase")) for culprit in culprits]
     if expect.phases and not any(phase.endswith(end) for phase in phases for end in expect.phases):
         look.problems.append(f"phases {phases}, expected {' or '.join(expect.phases)}")
+    sources = {item["source"] for item in look.report["evidence"]}
+    if expect.sources and not sources & set(expect.sources):
+        look.problems.append(f"evidence from {sorted(sources)}, expected {' or '.join(expect.sources)}")
     if look.exit_code != EXIT_BY_KIND.get(kind):
         look.problems.append(f"exit code {look.exit_code} for {kind}")
 

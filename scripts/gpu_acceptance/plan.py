@@ -11,6 +11,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+ANSWERS = ("kinds", "ranks", "causes", "phases", "sources", "exits")
 SCENARIOS = Path(__file__).with_name("scenarios.toml")
 
 
@@ -24,6 +25,10 @@ class Expect:
     causes: tuple[str, ...]
     phases: tuple[str, ...]
     """Ends of phase ids (``jit-compile``), one of which a culprit must be in."""
+    sources: tuple[str, ...]
+    """Sources (``ncclras``), one of which the evidence must cite."""
+    exits: tuple[str, ...]
+    """Exit codes that are right without a report, too: the target may be gone by then."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,10 @@ class Life:
 
     id: str
     program: str
-    """``sglang`` or ``torch``."""
+    """``sglang``, ``torch`` or ``training`` (targets.py)."""
+    ranks: int
+    is_cold: bool
+    """All caches of compiled kernels are thrown away first."""
     options: tuple[str, ...]
     scenarios: tuple[Scenario, ...]
 
@@ -70,14 +78,21 @@ def read_plan(path: Path = SCENARIOS) -> dict[str, Life]:
 
 def _life(table: dict) -> Life:
     scenarios = tuple(_scenario(item) for item in table.pop("scenario"))
-    life = Life(table.pop("id"), table.pop("program"), tuple(table.pop("options", ())), scenarios)
+    life = Life(
+        id=table.pop("id"),
+        program=table.pop("program"),
+        ranks=int(table.pop("ranks", 2)),
+        is_cold=table.pop("cold", False),
+        options=tuple(table.pop("options", ())),
+        scenarios=scenarios,
+    )
     _nothing_left(table, life.id)
     return life
 
 
 def _scenario(table: dict) -> Scenario:
     expected = table.pop("expect")
-    expect = Expect(*(tuple(expected.pop(key, ())) for key in ("kinds", "ranks", "causes", "phases")))
+    expect = Expect(*(tuple(expected.pop(key, ())) for key in ANSWERS))
     wait = table.pop("wait", "")
     word, _, text = wait.partition(":")
     scenario = Scenario(

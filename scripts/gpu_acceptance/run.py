@@ -14,17 +14,18 @@ import signal
 import sys
 import tarfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from look import Look, attach, judge, time_reads, watch
 from plan import Life, Scenario, read_plan
 from target import NotReached, Target
+from targets import start_target
 from throughput import Meter
 
-WARM_UP_S, REST_S, WATCH_S, ROUNDS = 5.0, 6.0, 8.0, 3
-LEAST_S = 50.0
+WARM_UP_S, REST_S, WATCH_S, ROUNDS = 5.0, 10.0, 12.0, 3
+LEAST_S, LEAST_MEASURED_S = 50.0, 110.0
 """Less than this left: no further scenario is begun, so that the archive is whole when the limit strikes."""
 
 
@@ -50,6 +51,8 @@ class Session:
     out: Path
     end: float
     only: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    """More words for every ``hangdoctor attach``."""
     results: list[Result] = field(default_factory=list)
 
     def left_s(self) -> float:
@@ -62,13 +65,19 @@ def live(session: Session, life: Life, port: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     wanted = [s for s in life.scenarios if not session.only or s.id in session.only]
-    target = Target(Life(life.id, life.program, life.options, tuple(wanted)), folder, session.work, port)
+    if not wanted:
+        return
+    if life.is_cold:
+        for caches in (session.work / "home", Path("/tmp/torchinductor_root")):
+            shutil.rmtree(caches, ignore_errors=True)
+        (session.work / "home").mkdir()
+    target = start_target(replace(life, scenarios=tuple(wanted)), folder, session.work, port)
     meter = Meter(target, folder / "tokens.txt")
     try:
         for scenario in wanted:
-            if session.left_s() < LEAST_S:
+            if session.left_s() < (LEAST_MEASURED_S if scenario.measure else LEAST_S):
                 note(session, Result(life.id, scenario.id, False, ["not run: no time left"]))
-                break
+                continue
             is_alive = play(session, life, scenario, target, meter, folder / scenario.id)
             pack(session, life, folder)
             if not is_alive:
@@ -91,7 +100,6 @@ def play(
         look = measured(scenario, target, meter, folder, session, result)
         if scenario.ras:
             time_reads(target.pid, folder, session.work)
-        judge(look, scenario.expect)
         result.problems += look.problems
         result.verdict, result.exit_code = look.words, look.exit_code
         result.attach_s = round(look.wall_s, 2)
@@ -117,7 +125,7 @@ def provoke(scenario: Scenario, target: Target, meter: Meter) -> int | None:
     if scenario.act == "load":
         meter.begin_load()
     if scenario.act in ("stop", "kill"):
-        victim = target.victim()
+        victim = target.victim(scenario.parameter)
         target.start_request()
         time.sleep(0.5)
         signal_victim(victim, signal.SIGSTOP if scenario.act == "stop" else signal.SIGKILL)
@@ -135,26 +143,40 @@ def measured(
     scenario: Scenario, target: Target, meter: Meter, folder: Path, session: Session, result: Result
 ) -> Look:
     """Attach; with ``measure`` also compare the throughput with and without it, in turns."""
+
+    def look_on(suffix: str = "") -> Look:
+        look = attach(target.pid, folder, session.work, (*scenario.options, *session.options), suffix)
+        judge(look, scenario.expect)
+        return look
+
     if scenario.measure is None:
-        return attach(target.pid, folder, session.work, scenario.options)
+        return look_on()
     meter.rate(WARM_UP_S)
-    rates: list[tuple[float, float]] = []
-    looks: list[Look] = []
-    for _ in range(ROUNDS):
-        without = meter.rate(REST_S)
+    without, attached, looks = [meter.rate(REST_S)], [], []
+    for number in range(1, ROUNDS + 1):
         begun = time.monotonic()
         if scenario.measure == "watch":
             result.problems += watch(target.pid, folder, session.work, WATCH_S)
         else:
-            looks.append(attach(target.pid, folder, session.work, scenario.options))
-        rates.append((without, meter.rate_between(begun, time.monotonic())))
-    result.throughput = {
-        "without_tokens_s": [round(without, 1) for without, _ in rates],
-        "with_tokens_s": [round(attached, 1) for _, attached in rates],
-        "ratio": round(median(attached / without for without, attached in rates), 4),
-        "attach_s": [round(look.wall_s, 2) for look in looks],
+            looks.append(look_on(f"-{number}"))
+        attached.append(meter.rate_between(begun, time.monotonic()))
+        without.append(meter.rate(REST_S))
+    result.throughput = compared(without, attached, [look.wall_s for look in looks])
+    for number, look in enumerate(looks[:-1], 1):
+        result.problems += [f"attach {number}: {problem}" for problem in look.problems]
+    return looks[-1] if looks else look_on()
+
+
+def compared(without: list[float], attached: list[float], walls: list[float]) -> dict[str, object]:
+    """Each window with the tool against the mean of the two beside it without."""
+    ratios = [one / mean(without[number : number + 2]) for number, one in enumerate(attached)]
+    return {
+        "without_tokens_s": [round(rate, 1) for rate in without],
+        "with_tokens_s": [round(rate, 1) for rate in attached],
+        "ratios": [round(ratio, 4) for ratio in ratios],
+        "ratio": round(median(ratios), 4),
+        "attach_s": [round(wall, 2) for wall in walls],
     }
-    return looks[-1] if looks else attach(target.pid, folder, session.work, scenario.options)
 
 
 def set_free(scenario: Scenario, target: Target, stopped: int | None, session: Session) -> bool:
@@ -205,17 +227,21 @@ def main() -> int:
     parser.add_argument("lives", nargs="*", metavar="LIFE", help=", ".join(lives))
     parser.add_argument("--dry-run", action="store_true", help="only the CPU job, to try this driver")
     parser.add_argument("--only", action="append", default=[], metavar="SCENARIO")
+    parser.add_argument(
+        "--looks", type=int, metavar="N", help="as many at every attach, also if fewer prove it"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("/tmp/hd"))
     parser.add_argument("--budget-s", type=float, default=560.0)
     words = parser.parse_args()
-    chosen = ["dry"] if words.dry_run else words.lives
+    chosen = words.lives or (["dry"] if words.dry_run else [])
     unknown = [name for name in chosen if name not in lives]
     if unknown or not chosen:
         parser.error(f"unknown life {unknown}" if unknown else "which life?")
     words.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))  # so that targets are ended
-    session = Session(words.work, words.out, time.monotonic() + words.budget_s, tuple(words.only))
+    options = ("--snapshots", str(words.looks)) if words.looks else ()
+    session = Session(words.work, words.out, time.monotonic() + words.budget_s, tuple(words.only), options)
     for number, name in enumerate(chosen):
         if session.left_s() > LEAST_S:
             live(session, lives[name], 31100 + 10 * number)

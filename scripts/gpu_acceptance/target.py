@@ -1,25 +1,27 @@
-"""Starts a target as a user would, says when it is in a state, and leaves nothing of it behind."""
+"""What every target has: it is started as a user would, says when it is in a state, and nothing of it stays behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
-import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from plan import Life, Scenario
 
-HERE = Path(__file__).parent
-STARTUP_FAULTS = ("nccl_init", "slow_dequant", "kv_alloc")
-"""These strike while the server starts, so they are armed before it does."""
+STARTUP_FAULTS = ("nccl_init", "slow_dequant", "kv_alloc", "late_rank")
+"""These strike while the target starts, so they are armed before it does."""
 
-FAULTS = (*STARTUP_FAULTS, "lock_forward", "lock_cycle", "gpu_spin", "skip_allreduce")
+SIGNALLED_FAULTS = ("nccl_init", "late_rank")
+"""They end on a signal: a thread that waits for the FIFO would look like somebody who may yet end the wait."""
+
+SERVER_FAULTS = (*STARTUP_FAULTS[:3], "lock_forward", "lock_cycle", "gpu_spin", "skip_allreduce")
+JOB_FAULTS = ("late_rank", "gpu_spin", "skip_reduce", "cross_groups")
+FAULTS = tuple(dict.fromkeys((*SERVER_FAULTS, *JOB_FAULTS)))
 WAIT_S = {"request": 45.0, "start": 240.0}
 """How long a state may take: a request strikes at once, a start compiles first."""
 
@@ -43,7 +45,7 @@ def _processes() -> Iterator[tuple[int, tuple[int, int, str]]]:
             yield int(entry.name), (int(parent), int(session), name)
 
 
-class Target:
+class Target(ABC):
     """One started server or job. ``folder`` gets its log and the control panel of its faults."""
 
     def __init__(self, life: Life, folder: Path, work: Path, port: int) -> None:
@@ -73,28 +75,29 @@ class Target:
     def pid(self) -> int:
         return self.process.pid
 
+    @abstractmethod
     def _command(self, work: Path) -> tuple[list[str], dict[str, str]]:
-        if self.life.program == "torch":
-            run = [
-                "-m",
-                "torch.distributed.run",
-                "--nnodes=1",
-                "--nproc-per-node=2",
-                "--master-addr=127.0.0.1",
-            ]
-            job = [str(HERE / "torch_job.py"), str(self.panel), *self.life.options]
-            return [sys.executable, *run, f"--master-port={self.port}", *job], {}
-        serve = ["-m", "sglang.launch_server", "--model-path", str(work / "model"), "--tp-size", "2"]
-        serve += ["--host", "127.0.0.1", "--port", str(self.port), "--attention-backend", "triton"]
-        serve += ["--sampling-backend", "pytorch", "--grammar-backend", "none", *self.life.options]
-        paths = [str(HERE / "faults"), str(work / "site")]
-        environ = {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "PATH": f"{work / 'site' / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "HF_HUB_OFFLINE": "1",
-            "HOME": str(work / "home"),  # all JIT caches of this machine's runs; the first start is cold
-        }
-        return [sys.executable, *serve], environ
+        """What to run, and what to add to the environment."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether it serves, or trains."""
+
+    @abstractmethod
+    def victim(self, parameter: str) -> int:
+        """The pid of the rank that is to be stopped or killed."""
+
+    @abstractmethod
+    def start_request(self) -> None:
+        """Give it something to do in the background; nobody waits for the answer here."""
+
+    @abstractmethod
+    def start_load(self, counts: Path) -> subprocess.Popen[bytes]:
+        """Eight streams of requests until the process is ended."""
+
+    @abstractmethod
+    def recovered(self, seconds: float = 25.0) -> bool:
+        """Whether it gets on again."""
 
     def arm(self, fault: str, parameter: str) -> None:
         (self.panel / fault).write_text(parameter)
@@ -103,7 +106,10 @@ class Target:
         """Let the victim go on; it need not be there any more."""
         (self.panel / fault).unlink(missing_ok=True)
         try:
-            os.close(os.open(self.panel / f"{fault}.release", os.O_WRONLY | os.O_NONBLOCK))
+            if fault in SIGNALLED_FAULTS:
+                os.kill(int((self.panel / f"{fault}.reached").read_text().split()[0]), signal.SIGUSR2)
+            else:
+                os.close(os.open(self.panel / f"{fault}.release", os.O_WRONLY | os.O_NONBLOCK))
         except OSError:
             return
 
@@ -129,17 +135,14 @@ class Target:
         time.sleep(scenario.settle_s)
 
     def wait_ready(self) -> None:
-        """Return once the server takes requests; raise :class:`NotReached` when it dies or takes too long."""
+        """Return once it serves or trains; raise :class:`NotReached` when it dies or takes too long."""
         started = time.monotonic()
         while not self.is_ready():
             if self.process.poll() is not None:
                 raise NotReached(f"the target ended with {self.process.returncode}")
             if time.monotonic() - started > WAIT_S["start"]:
-                raise NotReached("the server did not become ready")
+                raise NotReached("the target did not become ready")
             time.sleep(0.25)
-
-    def is_ready(self) -> bool:
-        return "fired up and ready to roll" in self.log_text()
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -155,44 +158,6 @@ class Target:
             if self.pid in (pid, session) or parent in self.known:
                 self.known.add(pid)
         return [(pid, table[pid][2]) for pid in sorted(self.known) if pid in table]
-
-    def victim(self) -> int:
-        """The scheduler of rank TP1, by its title."""
-        for pid, _ in self.members():
-            try:
-                title = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"scheduler_TP1" in title:
-                return pid
-        raise NotReached("no process is titled scheduler_TP1")
-
-    def start_request(self) -> None:
-        """One request in the background; nobody waits for its answer here."""
-        self._client("request", str(self.port))
-
-    def start_load(self, counts: Path) -> subprocess.Popen[bytes]:
-        """Eight streams of requests until the process is ended."""
-        return self._client("load", str(self.port), str(counts))
-
-    def _client(self, *words: str) -> subprocess.Popen[bytes]:
-        client = subprocess.Popen([sys.executable, str(HERE / "client.py"), *words], start_new_session=True)
-        self.children.append(client)
-        return client
-
-    def recovered(self, seconds: float = 25.0) -> bool:
-        """Whether it answers a short request again."""
-        body = {"text": "again", "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/generate",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=seconds) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
 
     def end(self) -> None:
         """Kill the whole session and our own clients."""

@@ -5,7 +5,7 @@ HD_FAULTS. That folder is the control panel:
 
     <fault>            the fault is armed; the content is its parameter
     <fault>.reached    written here once the victim is in its state
-    <fault>.release    a FIFO; the victim goes on when somebody opens it for writing
+    <fault>.release    a FIFO; the victim goes on when somebody opens it for writing (``nccl_init``: on SIGUSR2)
 
 Only tensor-parallel rank 1 is hit. What a fault does is ordinary code of the kind that hangs servers: a lock taken
 twice, an event nobody sets, a kernel that waits for a flag. Function names say what a server would call it, because
@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import os
+import signal
 import sys
 import threading
 import time
@@ -24,15 +25,6 @@ from pathlib import Path
 
 PANEL = os.environ.get("HD_FAULTS", "")
 VICTIM = os.environ.get("HD_FAULTS_RANK", "TP1")
-KERNEL_LIMIT_S = 240
-"""A kernel nobody releases ends by itself: the GPUs are lent."""
-
-KERNEL = r"""
-extern "C" __global__ void wait_for_flag(volatile int* flag, int limit_s) {
-    long long end = clock64() + (long long) limit_s * 1900000000LL;
-    while (*flag == 0 && clock64() < end) { }
-}
-"""
 
 
 def is_victim() -> bool:
@@ -77,9 +69,12 @@ def release_later(fault: str, action) -> None:
 
 
 def nccl_init(*_) -> bool:
-    """The rank never comes to ncclCommInitRank: it waits for an event of its own."""
+    """The rank never comes to ncclCommInitRank: it waits for an event of its own, which only a signal sets.
+
+    A helper thread that waits for the FIFO would be somebody who may yet set the event.
+    """
     licensed = threading.Event()
-    release_later("nccl_init", licensed.set)
+    signal.signal(signal.SIGUSR2, lambda *_: licensed.set())
     disarm("nccl_init")
     reached("nccl_init")
     check_license(licensed)
@@ -169,16 +164,10 @@ def lock_cycle(*_) -> bool:
 def gpu_spin(*_) -> bool:
     """A kernel that waits for a flag in host memory; parameter ``sync``: the host waits for it at once."""
     import torch
+    from endless_kernel import launch
 
     how = parameter("gpu_spin")
-    flag = torch.zeros(1, dtype=torch.int32).pin_memory()
-    try:
-        kernel = torch.cuda._compile_kernel(KERNEL, "wait_for_flag")
-        kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[flag, KERNEL_LIMIT_S])
-    except (AttributeError, RuntimeError, ValueError) as problem:  # a private function: torch may change it
-        print(f"gpu_spin cannot be released: {problem}", file=sys.stderr, flush=True)
-        torch.cuda._sleep(60 * 1_900_000_000)
-    release_later("gpu_spin", lambda: flag.fill_(1))
+    release_later("gpu_spin", launch())
     disarm("gpu_spin")
     reached("gpu_spin")
     if how == "sync":
