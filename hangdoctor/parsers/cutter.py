@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hangdoctor.knowledge.clock import Clock
 from hangdoctor.model import Gap, LogMessage
-from hangdoctor.parsers.clock import Clock
 from hangdoctor.parsers.findings import Where
 from hangdoctor.parsers.found import Found, name_finding
 from hangdoctor.parsers.frame_text import FrameTable

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from hangdoctor.knowledge.clock import Clock
 from hangdoctor.model import LogMessage
-from hangdoctor.parsers.clock import Clock
 from hangdoctor.parsers.findings import Finding, Where
 from hangdoctor.parsers.literals import LiteralIndex
 from hangdoctor.parsers.prefix import Stream

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from hangdoctor.knowledge.clock import Clock
 from hangdoctor.model import FlightEntry, LogMessage
-from hangdoctor.parsers.clock import Clock
 from hangdoctor.parsers.findings import Finding, Sighting, Where
 from hangdoctor.parsers.registry import LineFormat
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from hangdoctor.knowledge.clock import Clock
 from hangdoctor.model import LogMessage
-from hangdoctor.parsers.clock import Clock
 from hangdoctor.parsers.findings import Finding, Where
 from hangdoctor.parsers.registry import LineFormat
 
