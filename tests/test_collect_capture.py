@@ -20,6 +20,7 @@ from hangdoctor.collect import (
     Tree,
     dumps,
     inside,
+    own_stacks,
     procfs,
     schedclock,
     schedule,
@@ -69,7 +70,7 @@ def test_all_threads_with_both_views() -> None:
         assert thread.comm == thread.name
         assert functions(thread)[:6] == ["rest", *["descend"] * 5]
         assert functions(thread)[-1].endswith("_bootstrap")
-        assert thread.stack is not None and thread.stack.method is Method.PY_SPY_NONBLOCKING
+        assert thread.stack is not None and thread.stack.method is Method.MEMORY
         assert thread.syscall is not None and thread.syscall.name == "futex"
         assert thread.owns_gil is False and not thread.stack.is_torn
     assert functions(process.threads[0]) == ["hold", "<module>"]
@@ -189,6 +190,7 @@ def test_stacks_that_always_move_are_tried_five_times_then_stopped_if_allowed(
         return ("/bin/sh", "-c", fails) if mode is dumps.Mode.NONBLOCKING else real(program, pid, mode)
 
     monkeypatch.setattr(dumps, "command", always_moving)
+    monkeypatch.setattr(own_stacks, "read_stacks", lambda pid: None)
     with stuck(*words) as target:
         (snapshot,) = take_capture(tree_of(target.pid), replace(ONE_LOOK, allow_pause=may_pause)).snapshots
         states = dumps.thread_states(target.pid)
@@ -226,7 +228,7 @@ def test_native_frames_replace_the_last_look_only() -> None:
         for thread in process.threads
         if thread.stack
     ]
-    assert methods == [Method.PY_SPY_NONBLOCKING, Method.PY_SPY_NATIVE]
+    assert methods == [Method.MEMORY, Method.PY_SPY_NATIVE]
     assert [snapshot.paused_s == 0.0 for snapshot in capture.snapshots] == [True, False]
     assert any(frame.is_native for frame in capture.snapshots[1].processes[0].threads[0].stack.frames)  # type: ignore[union-attr]
 
@@ -377,6 +379,7 @@ def test_process_that_ends_during_a_look_leaves_what_was_seen(monkeypatch: pytes
             return dump_stacks(*args, **kwargs)  # type: ignore[arg-type]
 
         monkeypatch.setattr(dumps, "dump_stacks", end_first)
+        monkeypatch.setattr(own_stacks, "read_stacks", lambda pid: None)
         # With the permission to pause, threads are read before the stacks and not at the same time.
         process, gaps = look_once(target.pid, replace(ONE_LOOK, allow_pause=True))
     assert process.threads[0].syscall is not None and process.threads[0].stack is None

@@ -11,7 +11,8 @@ import pytest
 from hangdoctor.collect import check as checking
 from hangdoctor.collect.check import CheckResult, check
 from hangdoctor.collect.deadline import Trouble, call
-from hangdoctor.model import Gap
+from hangdoctor.collect.stacks import Dump
+from hangdoctor.model import Gap, Method
 from tests.conftest import stuck
 
 
@@ -74,14 +75,28 @@ def test_program_that_is_no_python_is_no_failure() -> None:
 
 def test_missing_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Gap("py-spy", "this machine", "py-spy is not installed", "pip install py-spy")
+    torn = Dump(1, (), Method.MEMORY, 0.0, 0.0, frozenset({7}))
     monkeypatch.setattr(checking, "find_py_spy", lambda: missing)
     assert by_name(check())["py-spy"] == CheckResult("py-spy", False, missing.reason, missing.remedy)
     with stuck("c_threads.py", 3, 2) as target:
         found = by_name(check(target.pid))["stacks"]
-    assert (found.ok, found.remedy) == (True, missing.remedy) and "4 threads" in found.detail
+        assert (found.ok, found.remedy) == (True, None) and "4 threads" in found.detail
+        monkeypatch.setattr(checking, "read_stacks", lambda pid: None)
+        unknown = by_name(check(target.pid))["stacks"]
+        assert (unknown.ok, unknown.remedy) == (None, missing.remedy)
+        monkeypatch.setattr(checking, "read_stacks", lambda pid: torn)
+        moving = by_name(check(target.pid))["stacks"]
+        assert (moving.ok, moving.remedy) == (False, missing.remedy) and "1 threads run" in moving.detail
     with subprocess.Popen(["sleep", "1000"]) as sleep:
         assert by_name(check(sleep.pid))["stacks"].ok is None
         sleep.kill()
+
+
+def test_stacks_that_memory_does_not_give_are_py_spys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "read_stacks", lambda pid: None)
+    with stuck("c_threads.py", 3, 2) as target:
+        found = by_name(check(target.pid))["stacks"]
+    assert found.ok is True and found.detail.startswith("py-spy read them")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from hangdoctor.collect import dumps, resting
+from hangdoctor.collect import dumps, resting, stack_sources
+from hangdoctor.collect.readers import Answers, Readers
 from hangdoctor.collect.schedule import RollingCapture
+from hangdoctor.collect.stacks import Dump
 from hangdoctor.model import Process
 from tests.conftest import stuck
 from tests.test_collect_capture import ONE_LOOK, tree_of
@@ -18,14 +20,16 @@ from tests.test_collect_capture import ONE_LOOK, tree_of
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[int]]]:
     """The pids whose stacks were read, look by look."""
     looks: list[set[int]] = []
-    dump_stacks = dumps.dump_stacks
+    ask_memory = stack_sources.ask_memory
 
-    def recording(program: object, processes: Iterable[Process], **options: object) -> dumps.StackRun:
+    def recording(
+        readers: Readers, processes: Iterable[Process]
+    ) -> Answers[stack_sources.Asked, Dump | None]:
         asked = list(processes)
         looks.append({process.pid for process in asked})
-        return dump_stacks(program, asked, **options)  # type: ignore[arg-type]
+        return ask_memory(readers, asked)
 
-    monkeypatch.setattr(dumps, "dump_stacks", recording)
+    monkeypatch.setattr(stack_sources, "ask_memory", recording)
     yield looks
 
 
@@ -65,12 +69,12 @@ def test_twin_a_process_that_ran_between_the_looks_is_read_again(read: list[set[
 def test_twin_a_thread_that_runs_while_the_stacks_are_read_makes_them_old(
     read: list[set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It moves on behind py-spy's back: what it ran is known only at the next look, and counts then."""
+    """It moves on behind the reader's back: what it ran is known only at the next look, and counts then."""
     with stuck("c_steps.py") as target:
-        take_threads = dumps.dump_stacks
+        dump_stacks = dumps.dump_stacks
 
         def and_then_move(*asked: object, **options: object) -> dumps.StackRun:
-            found = take_threads(*asked, **options)  # type: ignore[arg-type]
+            found = dump_stacks(*asked, **options)  # type: ignore[arg-type]
             if len(read) == 1:
                 target.release(1)
                 assert target.hear() == ("moved on",)

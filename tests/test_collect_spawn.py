@@ -118,18 +118,36 @@ def test_rust_backtraces_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> No
     assert run(("/bin/sh", "-c", "echo $RUST_BACKTRACE$KEPT"), 20).stdout == b"yes\n"
 
 
-def test_py_spy_is_started_before_what_is_slow_to_import() -> None:
-    """On a terminal, too, where a spinner is shown: rich alone costs as much as the stacks of three ranks."""
-    code = """
-import os, sys
+_FIRST_READER = """
+fork = os.fork
+def note():
+    say()
+    os.fork = fork
+    return fork()
+os.fork = note
+"""
+_FIRST_PY_SPY = """
+from hangdoctor.collect import own_stacks
+own_stacks.read_stacks = lambda pid: None
 spawn = os.posix_spawn
 def note(path, *args, **kwargs):
     if "dump" in args[0]:
-        heavy = sorted({"rich", "psutil", "pynvml", "jinja2"} & sys.modules.keys())
-        print("py-spy after", *heavy, file=sys.__stdout__, flush=True)
+        say()
         os.posix_spawn = spawn
     return spawn(path, *args, **kwargs)
 os.posix_spawn = note
+"""
+
+
+@pytest.mark.parametrize("first", [_FIRST_READER, _FIRST_PY_SPY], ids=["memory", "py-spy"])
+def test_stacks_are_read_before_what_is_slow_is_imported(first: str) -> None:
+    """On a terminal, too, where a spinner is shown: rich alone costs as much as the stacks of three ranks."""
+    code = f"""
+import os, sys
+def say():
+    heavy = sorted({{"rich", "psutil", "pynvml", "jinja2"}} & sys.modules.keys())
+    print("read after", *heavy, file=sys.__stdout__, flush=True)
+{first}
 from hangdoctor.cli import run
 run(["attach", sys.argv[1], "--snapshots", "2", "--interval", "0.05", "--json", "--no-bundle"])
 """
@@ -149,5 +167,5 @@ run(["attach", sys.argv[1], "--snapshots", "2", "--interval", "0.05", "--json", 
     finally:
         os.close(stderr)
         os.close(terminal)
-    assert done.stdout.splitlines()[:1] == ["py-spy after"], shown
+    assert done.stdout.splitlines()[:1] == ["read after"], shown
     assert "look 1 of 2" in shown

@@ -18,6 +18,7 @@ from hangdoctor.collect import (
     inside,
     logs,
     look,
+    own_stacks,
     processes,
     procfs,
     surroundings,
@@ -25,7 +26,7 @@ from hangdoctor.collect import (
 )
 from hangdoctor.collect.deadline import helper_pids
 from hangdoctor.collect.processes import Part, Step, Wanted
-from hangdoctor.model import Capture
+from hangdoctor.model import Capture, Method
 from tests.conftest import stuck
 from tests.test_collect_capture import ONE_LOOK, program, tree_of
 
@@ -147,7 +148,7 @@ def test_one_process_that_blocks_does_not_cost_the_others_anything(monkeypatch: 
         (snapshot,) = take_capture(tree_of(sick.pid, well.pid), ONE_LOOK).snapshots
     by_pid = {process.pid: process for process in snapshot.processes}
     assert by_pid[well.pid].threads[0].syscall is not None
-    # py-spy still answers for the sick one: its stacks are there without the kernel's view.
+    # The memory of the sick one still answers: its stacks are there without the kernel's view.
     (thread,) = by_pid[sick.pid].threads
     assert thread.tid == sick.pid and thread.stack is not None and thread.syscall is None
 
@@ -169,9 +170,21 @@ def test_memory_that_does_not_answer_leaves_the_threads(monkeypatch: pytest.Monk
     assert any("threads" in gap.reason for gap in snapshot.gaps)
 
 
+def test_stacks_that_do_not_come_from_memory_are_left_to_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_stacks, "read_stacks", lambda pid: time.sleep(3600))
+    monkeypatch.setattr(own_stacks, "PROCESS_S", 0.3)
+    with stuck("c_hold.py") as target:
+        (snapshot,) = timed(target.pid).snapshots
+    (thread,) = snapshot.processes[0].threads
+    assert thread.syscall is not None and thread.syscall.name == "read"
+    assert thread.stack is not None and thread.stack.method is Method.PY_SPY_NONBLOCKING
+    assert not snapshot.gaps
+
+
 def test_py_spy_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dumps, "command", lambda program, pid, mode: ("/bin/sleep", "3600"))
     monkeypatch.setattr(dumps, "NONBLOCKING_S", 0.3)
+    monkeypatch.setattr(own_stacks, "read_stacks", lambda pid: None)
     with stuck("c_hold.py") as target:
         (snapshot,) = timed(target.pid).snapshots
     assert any("py-spy was killed" in gap.reason for gap in snapshot.gaps)
@@ -181,6 +194,7 @@ def test_py_spy_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_look_ends_within_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dumps, "command", lambda program, pid, mode: ("/bin/sleep", "3600"))
     monkeypatch.setattr(dumps, "NONBLOCKING_S", 3600.0)
+    monkeypatch.setattr(own_stacks, "read_stacks", lambda pid: None)
     with stuck("c_hold.py") as target:
         timed(target.pid, replace(ONE_LOOK, look_s=1.0))
 

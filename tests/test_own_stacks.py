@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dis
+import itertools
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import pytest
 
-from hangdoctor.collect import Plan, own_stacks, schedule, take_capture
+from hangdoctor.collect import Plan, dumps, own_stacks, schedule, stack_sources, stacks, take_capture
+from hangdoctor.collect.cpython import interpreter
+from hangdoctor.collect.cpython.frames import FrameReader
 from hangdoctor.collect.cpython.lines import find_line
+from hangdoctor.collect.cpython.traces import Trace, trace_threads
 from hangdoctor.collect.deadline import Trouble
-from hangdoctor.collect.own_stacks import amend, read_stacks, read_stacks_of
-from hangdoctor.collect.stacks import Dump, DumpedThread
+from hangdoctor.collect.own_stacks import read_stacks
+from hangdoctor.collect.stacks import Dump
 from hangdoctor.model import Gap, Method, Process
 from tests.b_support import eventually, list_pythons
 from tests.conftest import stuck
@@ -34,16 +40,20 @@ def seen(process: Process) -> dict[int | None, tuple[str | None, tuple[tuple[str
     }
 
 
+def without_our_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_stacks, "read_stacks", lambda pid: None)
+
+
 @pytest.mark.parametrize("python", list_pythons(), ids=lambda path: "-".join(Path(path).parts[-3:]))
 def test_as_py_spy_reads_them(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with stuck("c_threads.py", 5, 40, "own", python=python) as target:
-        theirs, _ = look_once(target.pid)
-        monkeypatch.setattr(schedule, "find_py_spy", lambda: Gap("py-spy", "this machine", "not here"))
         ours, gaps = look_once(target.pid)
+        without_our_reader(monkeypatch)
+        theirs, _ = look_once(target.pid)
     assert {t.stack.method for t in theirs.threads if t.stack} == {Method.PY_SPY_NONBLOCKING}
     assert {t.stack.method for t in ours.threads if t.stack} == {Method.MEMORY}
     assert len(ours.threads) == 6 and seen(ours) == seen(theirs)
-    assert [gap for gap in gaps if gap.source == "stacks"] == []
+    assert not gaps
 
 
 def test_who_has_the_gil() -> None:
@@ -59,58 +69,86 @@ def holders(dump: Dump) -> set[int | None]:
     return {thread.tid for thread in dump.threads if thread.owns_gil}
 
 
-def test_a_stack_that_moves_is_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the threads that rest beside it are not."""
-    with stuck("c_spin.py", 1) as target:
-        dump = read_stacks(target.pid)
-        assert dump is not None
-        resting = next(thread for thread in dump.threads if thread.tid == target.pid)
-        assert resting.pthread not in dump.torn
-        first = iter([True])
-        read_all = own_stacks._read_all
+_HOT_STACKS = {("spin",), ("branch", "spin"), ("leaf", "branch", "spin")}
 
-        def changed(*args: object) -> list[DumpedThread]:
-            """Every second look sees nothing of what the first saw."""
-            threads = read_all(*args)  # type: ignore[arg-type]
-            return threads if next(first, False) else []
 
-        monkeypatch.setattr(own_stacks, "_read_all", changed)
+@pytest.mark.parametrize("python", list_pythons(), ids=lambda path: "-".join(Path(path).parts[-3:]))
+def test_no_stack_is_made_up_of_a_thread_that_runs_hot(python: str) -> None:
+    """Three threads go up and down three calls without a rest: what is believed has been there.
+
+    (py-spy fails for a third to four fifths of such processes, and 1 to 5 % of what it then says never was.)
+    """
+    believed: list[tuple[str, ...]] = []
+    with stuck("c_spin.py", 3, python=python) as target:
+        for _ in range(60):
+            dump = read_stacks(target.pid)
+            assert dump is not None
+            believed += [
+                tuple(frame.function for frame in thread.frames)
+                for thread in dump.threads
+                if thread.tid != target.pid and thread.pthread not in dump.torn
+            ]
+    roots = ("run", "_bootstrap_inner", "_bootstrap")
+    for stack in set(believed):
+        assert tuple(name.rpartition(".")[2] for name in stack[-3:]) == roots
+    assert {stack[:-3] for stack in believed} <= _HOT_STACKS
+    assert len(believed) > 60 and len({stack[:-3] for stack in believed}) > 1
+
+
+def cut(trace: Trace) -> Trace:
+    return replace(trace, points=trace.points[:-1], is_whole=False)
+
+
+def lie_first(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ``times`` looks see every chain of frames break before its end."""
+    left = itertools.count(times, -1)
+
+    def look(*args: Any) -> list[Trace]:
+        traces = trace_threads(*args)
+        return [cut(trace) for trace in traces] if next(left) > 0 else traces
+
+    monkeypatch.setattr(own_stacks, "trace_threads", look)
+
+
+def test_a_broken_stack_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stuck("c_threads.py", 3, 4, "own") as target:
+        whole = read_stacks(target.pid)
+        lie_first(2, monkeypatch)
         again = read_stacks(target.pid)
-        assert again is not None and resting.pthread in again.torn
+    assert whole is not None and again is not None
+    assert again.threads == whole.threads and not again.torn
+
+
+def test_a_stack_that_stays_broken_is_torn_however_often_it_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with stuck("c_threads.py", 3, 4, "own") as target:
+        lie_first(9, monkeypatch)
+        dump = read_stacks(target.pid)
+    assert dump is not None
+    assert dump.torn == {thread.pthread for thread in dump.threads}
+
+
+def test_frames_without_names_are_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they would be with the offsets of another version."""
+    monkeypatch.setattr(FrameReader, "name_of", lambda self, code: ("", ""))
+    with stuck("c_threads.py", 3, 4, "own") as target:
+        dump = read_stacks(target.pid)
+    assert dump is not None and len(dump.torn) == len(dump.threads) == 4
+
+
+def test_a_thread_made_by_c_code_may_have_any_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not end where Python's own do, but it is the same whenever one looks."""
+    monkeypatch.setattr(stacks, "_ROOTS", frozenset())
+    with stuck("c_threads.py", 3, 4, "own") as target:
+        dump = read_stacks(target.pid)
+    assert dump is not None and not dump.torn
 
 
 def test_what_is_no_python_has_none() -> None:
     with subprocess.Popen(["sleep", "1000"]) as sleep:
         assert read_stacks(sleep.pid) is None
         sleep.kill()
-
-
-def test_memory_that_may_not_be_read_is_a_gap_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(pid: int) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(own_stacks, "read_stacks", refuse)
-    with stuck("c_hold.py") as target:
-        process, _ = look_once(target.pid)
-        run = read_stacks_of([process], total_s=10.0)
-    (gap,) = run.gaps
-    assert (gap.source, gap.subject) == ("stacks", f"pid {target.pid}")
-    assert "may not be read" in gap.reason and gap.remedy
-    assert not run.dumps
-
-
-def test_py_spys_gap_says_what_is_left_to_miss() -> None:
-    own = own_stacks.StackRun(dumps={7: None})  # type: ignore[dict-item]
-    gaps = [Gap("py-spy", "pid 7", "no stacks: x", "y"), Gap("py-spy", "pid 8", "no stacks: x", "y")]
-    assert [gap.reason for gap in amend(gaps, own)] == [
-        "no stacks by py-spy, only by our own reader: x",
-        "no stacks: x",
-    ]
-
-
-def test_a_trouble_is_told_from_a_refusal() -> None:
-    slow = own_stacks._explain(7, Trouble("did not return within 1.0 s and was abandoned", True))
-    assert "did not return" in slow.reason and slow.remedy is None
 
 
 def test_cost_of_200_threads() -> None:
@@ -123,7 +161,94 @@ def test_cost_of_200_threads() -> None:
             dump = read_stacks(pid)
             costs.append(time.process_time() - start)
     assert dump is not None and len(dump.threads) == 201
-    assert min(costs) < 0.2
+    assert min(costs) < 0.1
+
+
+# --- who reads whom -----------------------------------------------------------------------------------
+
+
+def methods(process: Process) -> set[Method]:
+    return {thread.stack.method for thread in process.threads if thread.stack}
+
+
+def test_what_is_torn_is_for_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    lie_first(9, monkeypatch)
+    with stuck("c_threads.py", 3, 4, "own") as target:
+        process, gaps = look_once(target.pid)
+    assert methods(process) == {Method.PY_SPY_NONBLOCKING} and not gaps
+
+
+def test_a_process_without_its_main_thread_is_for_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_main(pid: int) -> Dump | None:
+        dump = read_stacks(pid)
+        return dump and replace(dump, threads=tuple(t for t in dump.threads if t.tid != pid))
+
+    monkeypatch.setattr(own_stacks, "read_stacks", without_main)
+    with stuck("c_threads.py", 3, 4, "own") as target:
+        process, _ = look_once(target.pid)
+    assert methods(process) == {Method.PY_SPY_NONBLOCKING} and len(process.threads) == 4
+
+
+def test_what_neither_can_read_well_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    lie_first(9, monkeypatch)
+    monkeypatch.setattr(dumps, "command", lambda *args: ("/bin/sh", "-c", "echo Error: no luck >&2; exit 1"))
+    with stuck("c_threads.py", 3, 4, "own") as target:
+        process, gaps = look_once(target.pid)
+    assert methods(process) == {Method.MEMORY}
+    assert all(thread.stack is not None and thread.stack.is_torn for thread in process.threads)
+    (gap,) = gaps
+    assert gap.reason.startswith("no stacks by py-spy, only by our own reader: py-spy ended with 1: no luck")
+
+
+def test_memory_that_may_not_be_read_is_a_gap_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(own_stacks, "read_stacks", refuse)
+    without_py_spy(monkeypatch)
+    with stuck("c_hold.py") as target:
+        process, gaps = look_once(target.pid)
+    (gap,) = gaps
+    assert (gap.source, gap.subject) == ("stacks", f"pid {target.pid}")
+    assert "may not be read" in gap.reason and gap.remedy
+    assert not methods(process)
+
+
+def test_another_version_is_a_gap_that_names_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "choose_layout", lambda *args: None)
+    without_py_spy(monkeypatch)
+    with stuck("c_hold.py") as target:
+        process, gaps = look_once(target.pid)
+    (gap,) = gaps
+    assert "CPython 3.10 to 3.14" in gap.reason and "py-spy" in (gap.remedy or "")
+    assert not methods(process)
+
+
+def test_what_is_no_python_is_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_py_spy(monkeypatch)
+    with subprocess.Popen(["sleep", "1000"]) as sleep:
+        process, gaps = look_once(sleep.pid)
+        sleep.kill()
+    assert not methods(process) and not gaps
+
+
+def without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "find_py_spy", lambda: Gap("py-spy", "this machine", "not here"))
+
+
+def test_a_trouble_is_told_from_a_refusal() -> None:
+    process = Process(7, state="S")
+    slow = stack_sources._explain(process, Trouble("did not return within 1.0 s and was abandoned", True))
+    assert slow is not None and "did not return" in slow.reason and slow.remedy is None
+
+
+def test_the_whole_capture_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = Gap("py-spy", "this machine", "py-spy is not installed", "pip install py-spy")
+    monkeypatch.setattr(schedule, "find_py_spy", lambda: missing)
+    with stuck("c_threads.py", 3, 2) as target:
+        capture = take_capture(tree_of(target.pid), Plan(snapshots=1, use_gpu=False))
+    assert capture.gaps == (missing,)
+    assert all(thread.stack is not None for thread in capture.snapshots[0].processes[0].threads)
 
 
 # --- line tables --------------------------------------------------------------------------------------
@@ -150,12 +275,3 @@ def test_lines_are_found_as_the_interpreter_finds_them() -> None:
 def test_beyond_the_end_of_a_table_there_is_no_line(table: bytes, is_old: bool) -> None:
     """Also of one that was cut off, or never was one."""
     assert find_line(table, 7, 100_000, is_old=is_old) is None
-
-
-def test_the_whole_capture_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = Gap("py-spy", "this machine", "py-spy is not installed", "pip install py-spy")
-    monkeypatch.setattr(schedule, "find_py_spy", lambda: missing)
-    with stuck("c_threads.py", 3, 2) as target:
-        capture = take_capture(tree_of(target.pid), Plan(snapshots=1, use_gpu=False))
-    assert capture.gaps == (missing,)
-    assert all(thread.stack is not None for thread in capture.snapshots[0].processes[0].threads)

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from hangdoctor import bundle
-from hangdoctor.collect import dumps, look, procfs, take_capture
+from hangdoctor.collect import dumps, look, own_stacks, procfs, take_capture
 from hangdoctor.collect.deadline import helper_pids
 from hangdoctor.model import Capture, Method
 from tests.conftest import Stuck, stuck
@@ -210,7 +210,16 @@ def test_target_that_a_debugger_holds(allow_pause: bool) -> None:
     (process,) = snapshot.processes
     assert process.tracer_pid == tracer
     assert all(thread.stack for thread in process.threads)
-    assert {thread.stack.method for thread in process.threads if thread.stack} == {Method.PY_SPY_NONBLOCKING}
+    assert {thread.stack.method for thread in process.threads if thread.stack} == {Method.MEMORY}
+
+
+@pytest.mark.parametrize("allow_pause", [False, True])
+def test_target_that_a_debugger_holds_by_py_spy(allow_pause: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_stacks, "read_stacks", lambda pid: None)
+    with stuck("c_threads.py", 5, 3) as target, traced(target.pid):
+        (snapshot,) = take_capture(tree_of(target.pid), replace(ONE_LOOK, allow_pause=allow_pause)).snapshots
+    (process,) = snapshot.processes
+    assert {thread.stack and thread.stack.method for thread in process.threads} == {Method.PY_SPY_NONBLOCKING}
 
 
 def test_target_at_its_limits() -> None:

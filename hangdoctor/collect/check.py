@@ -19,6 +19,7 @@ from hangdoctor.collect.pyspy import Failure, Mode, PySpy, classify, command, fi
 from hangdoctor.collect.ras import DEADLINE_S
 from hangdoctor.collect.ras_asking import ask_ras
 from hangdoctor.collect.spawn import run
+from hangdoctor.collect.stacks import Dump
 
 TRY_S = 3.0
 _CAP_SYS_PTRACE = 19
@@ -232,21 +233,26 @@ def _read_a_word(pid: int) -> int:
     return len(memory.read(pid, region.start, 8))
 
 
-def _check_own_stacks(pid: int, remedy: str | None) -> CheckResult:
-    """Without py-spy: by the reader that then stands in for it."""
-    answer = call(lambda: read_stacks(pid), TRY_S)
-    if isinstance(answer, Trouble):
-        return CheckResult("stacks", False, f"without py-spy: {answer.reason}", remedy)
-    if answer is None:
-        return CheckResult("stacks", None, "without py-spy: no CPython 3.10 to 3.14 in it", remedy)
-    detail = f"without py-spy, hangdoctor's own reader saw {len(answer.threads)} threads"
-    return CheckResult("stacks", True, detail, remedy)
-
-
 def _check_stacks(pid: int) -> CheckResult:
+    """By the reader that a look asks first, then by py-spy."""
+    answer = call(lambda: read_stacks(pid), TRY_S)
+    if isinstance(answer, Dump) and not answer.torn:
+        took = f"{answer.duration_s * 1000:.0f} ms without a stop"
+        return CheckResult("stacks", True, f"those of {len(answer.threads)} threads were read in {took}")
     found = find_py_spy()
-    if not isinstance(found, PySpy):
-        return _check_own_stacks(pid, found.remedy)
+    if isinstance(found, PySpy):
+        return _check_py_spys_stacks(pid, found)
+    if answer is None:
+        return CheckResult("stacks", None, "no CPython 3.10 to 3.14 in it, and no py-spy here", found.remedy)
+    why = (
+        answer.reason
+        if isinstance(answer, Trouble)
+        else f"{len(answer.torn)} threads run too fast to be read"
+    )
+    return CheckResult("stacks", False, f"{why}, and no py-spy here", found.remedy)
+
+
+def _check_py_spys_stacks(pid: int, found: PySpy) -> CheckResult:
     result = run(command(found, pid, Mode.NONBLOCKING), TRY_S)
     if result.returncode == 0:
         return CheckResult(

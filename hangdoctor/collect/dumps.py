@@ -42,8 +42,6 @@ class StackRun:
 
     dumps: dict[int, Dump] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
-    refused: set[int] = field(default_factory=set)
-    """Processes that py-spy cannot read, for a reason that need not hold for another reader."""
     paused_s: float = 0.0
     """Longest stop of one target; an upper bound, for the whole run of a blocking py-spy is counted."""
 
@@ -77,8 +75,6 @@ def dump_stacks(program: PySpy, processes: Sequence[Process], *, total_s: float,
             outcome.dumps[pid] = dump
             continue
         failure = classify(result) or Failure.OTHER
-        if failure is not Failure.MOVING:
-            outcome.refused.add(pid)
         gap = explain(asked[pid], failure, result, is_resting=round_.is_resting(pid))
         outcome.gaps.extend([gap] if gap else [])
     return outcome

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hangdoctor.collect import dumps, host, inside, own_stacks, remote_debugging, stacks
+from hangdoctor.collect import dumps, host, inside, stack_sources, stacks
 from hangdoctor.collect.deadline import Clock, Trouble, call, patience, reader_count
 from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.elf import remember_images
@@ -93,7 +93,7 @@ class Look:
         """
         known = {process.pid: process for process in previous.processes} if previous else {}
         read = step_reader(self._plan.is_env_allowed)
-        functions = (read, remote_debugging.read_stacks, self._read_table, self._find_locks, *FUNCTIONS)
+        functions = (read, stack_sources.read_memory, self._read_table, self._find_locks, *FUNCTIONS)
         self._readers = Readers(functions, reader_count(), prepare=_remember)
         pids = [stat.pid for stat in stats]
         around = Surroundings(self._readers, pids, visible, use_gpu=self._plan.use_gpu)
@@ -143,16 +143,18 @@ class Look:
     def _read_threads_and_stacks(self, around: Surroundings) -> None:
         """The readers go on while py-spy runs, unless it may stop the target: that is not what a look is to see."""
         living = [process for process in self.processes if _has_threads(process)]
-        own_version = self._ask_own_version(living)
+        from_memory = stack_sources.ask_memory(
+            self._readers, [process for process in living if process.pid not in self._at_rest]
+        )
         tables = self._ask_tables(living, can_read_memory=True)
         locks = self._ask_locks(living) if self._plan.use_locks else ()
         around.ask_locks_and_logs(self.processes, self._plan.logs)
         if self._plan.allow_pause:
             self._take_threads(tables)
-            found = self._dump_stacks(own_version)
+            found = self._dump_stacks(from_memory)
         else:
             try:
-                found = self._dump_stacks(own_version)
+                found = self._dump_stacks(from_memory)
             finally:
                 self._take_threads(tables)
         self._take_stacks(found)
@@ -227,40 +229,14 @@ class Look:
         table = self._tables.get(want.pid) or self._read_table(want)
         return inside.find_locks(want.pid, table.threads, want.peers)
 
-    def _ask_own_version(self, processes: Sequence[Process]) -> Answers[int, stacks.Dump]:
-        """CPython's own reader, for what runs on the same version as we do."""
-        pids = [
-            process.pid
-            for process in processes
-            if process.pid not in self._at_rest
-            and remote_debugging.is_here()
-            and remote_debugging.is_same_version(process)
-        ]
-        limit_s = remote_debugging.PROCESS_S * patience()
-        return self._readers.ask(
-            remote_debugging.read_stacks,
-            pids,
-            item_s=limit_s,
-            total_s=4 * limit_s,
-            belongs_to=lambda pid: pid,
+    def _dump_stacks(self, from_memory: Answers[stack_sources.Asked, stacks.Dump | None]) -> dumps.StackRun:
+        return stack_sources.take_stacks(
+            from_memory,
+            [process for process in self.processes if process.pid not in self._at_rest],
+            self._program,
+            total_s=self._clock.left(),
+            can_pause=self._plan.allow_pause,
         )
-
-    def _dump_stacks(self, own_version: Answers[int, stacks.Dump]) -> dumps.StackRun:
-        """py-spy, except for what CPython's own reader could read; what neither could, with the reader of our own."""
-        done = {pid: dump for pid, dump in own_version if isinstance(dump, stacks.Dump)}
-        skipped = done.keys() | self._at_rest.keys()
-        left = [process for process in self.processes if process.pid not in skipped]
-        if self._program is None:
-            found = own_stacks.read_stacks_of(left, total_s=self._clock.left())
-        else:
-            can_pause = self._plan.allow_pause
-            found = dumps.dump_stacks(self._program, left, total_s=self._clock.left(), can_pause=can_pause)
-            refused = [process for process in left if process.pid in found.refused]
-            own = own_stacks.read_stacks_of(refused, total_s=self._clock.left())
-            found.gaps = own_stacks.amend(found.gaps, own)
-            found.dumps.update(own.dumps)
-        found.dumps.update(done)
-        return found
 
     def add_native(self, program: PySpy) -> Snapshot:
         """Replaces the stacks by ones with native frames, where they could be had."""

@@ -14,7 +14,7 @@ import os
 import struct
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 PAGE = 4096
@@ -204,6 +204,19 @@ class Memory:
         for offset in range(0, max(0, got) & -PAGE, PAGE):
             self.pages.setdefault(start + offset, data[offset : offset + PAGE])
         return got >= PAGE
+
+    def prefetch(self, addresses: Iterable[int], *, pages_before: int = 0) -> None:
+        """The pages of ``addresses``, and so many before each, in few system calls; what is not mapped is left out.
+
+        Raises ``OSError`` only when nothing at all may be read.
+        """
+        before = range(-PAGE * pages_before, 1, PAGE)
+        wanted = {(address & -PAGE) + offset: None for address in addresses for offset in before}
+        missing = [at for at in wanted if at not in self.pages]
+        self._spend(PAGE * len(missing))
+        for at, page in zip(missing, gather(self.pid, [(at, PAGE) for at in missing]), strict=True):
+            if page is not None:
+                self.pages[at] = page
 
     def _spend(self, size: int) -> None:
         self.bytes_read += size

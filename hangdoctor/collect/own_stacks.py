@@ -1,142 +1,152 @@
-"""Python stacks without py-spy: from the interpreter's own structures in the target's memory, read and never stopped.
+"""Python stacks from the interpreter's own structures in the target's memory: nothing is started, stopped, signalled.
 
-The second choice, for a machine or container without py-spy, or where a seccomp profile forbids its system call and
-not ``/proc/PID/mem``. It knows CPython 3.10 to 3.14 (:mod:`hangdoctor.collect.cpython.layouts`) and no native frames.
+The first choice wherever the version is known (:mod:`hangdoctor.collect.cpython.layouts`): a tenth of the time of
+py-spy, which starts a program for each process, reads the symbols of its libpython anew and makes fifteen system calls
+a frame; and it needs neither ptrace nor py-spy. It is believed only as far as it can be checked: every chain of frames
+must be followed to its end, every frame have a function and a file, and each stack end where Python's stacks end or be
+found again by a second look. A process with a stack that fails this is py-spy's to read.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hangdoctor.collect.cpython.attributes import read_attributes
-from hangdoctor.collect.cpython.frames import Frame, FrameReader
-from hangdoctor.collect.cpython.interpreter import Interpreter, find_interpreter
-from hangdoctor.collect.deadline import Trouble, each, patience, reader_count
-from hangdoctor.collect.denials import explain_denial
-from hangdoctor.collect.dumps import StackRun
+from hangdoctor.collect.cpython.frames import FrameReader
+from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState, find_interpreter
+from hangdoctor.collect.cpython.traces import Point, Trace, trace_threads, unit_of
 from hangdoctor.collect.memory import Memory, read_regions
 from hangdoctor.collect.namespaces import map_threads
-from hangdoctor.collect.processes import is_denial
-from hangdoctor.collect.pyspy import is_python
-from hangdoctor.collect.stacks import Dump, DumpedThread, FrameTable
-from hangdoctor.model import Gap, Method, Process
+from hangdoctor.collect.stacks import Dump, DumpedThread, FrameTable, is_rooted
+from hangdoctor.model import Frame, Method
 
-BUDGET_BYTES = 32 << 20
 PROCESS_S = 1.0
-_TRIES = 3
-"""Pairs of looks until one shows the same twice; what runs through small calls never does."""
+_BUDGET_BYTES = 32 << 20
+_THREAD_BYTES = 64 << 10
+"""Read of a thread, by the page: its state, the end of its C stack, two chunks of frames."""
+_LOOKS = 3
+"""At most, at stacks that do not end as they should. What runs through small calls never does."""
 _NAME_INDEX = 1
 """``Thread.__init__`` sets ``_target`` and then ``_name`` (Lib/threading.py of 3.10 to 3.14)."""
 _TYPE = 8
 
 
-def read_stacks_of(processes: Sequence[Process], *, total_s: float) -> StackRun:
-    """Stacks of the Python processes among ``processes``, and why some have none."""
-    outcome = StackRun()
-    asked = [process.pid for process in processes if is_python(process) and process.state not in ("X", "Z")]
-    answers = each(
-        read_stacks,
-        asked,
-        item_s=PROCESS_S * patience(),
-        total_s=min(total_s, 4 * PROCESS_S * patience()),
-        width=reader_count(),
-    )
-    for pid, answer in answers:
-        if isinstance(answer, Trouble):
-            outcome.gaps.append(_explain(pid, answer))
-        elif answer is not None:
-            outcome.dumps[pid] = answer
-    return outcome
-
-
-def amend(gaps: Sequence[Gap], own: StackRun) -> list[Gap]:
-    """py-spy's gaps, where its failure cost no more than its native frames and retries."""
-    subjects = {f"pid {pid}" for pid in own.dumps}
-    return [
-        replace(gap, reason=gap.reason.replace("no stacks", "no stacks by py-spy, only by our own reader"))
-        if gap.subject in subjects
-        else gap
-        for gap in gaps
-    ]
-
-
-def _explain(pid: int, trouble: Trouble) -> Gap:
-    if not is_denial(trouble.reason):
-        return Gap("stacks", f"pid {pid}", f"no stacks: reading its memory {trouble.reason}")
-    denial = explain_denial(pid, is_attach=True)
-    return Gap(
-        "stacks", f"pid {pid}", f"no stacks: its memory may not be read ({denial.cause})", denial.remedy
-    )
-
-
 def read_stacks(pid: int) -> Dump | None:
     """All Python threads of a process, with the host's tids; ``None`` without an interpreter that is known.
 
-    Every stack is read until two looks agree; one that never does is marked as torn. Raises ``OSError`` when memory may
-    not be read.
+    ``torn`` are the threads whose stacks failed the checks of this module. Raises ``OSError`` when memory may not be
+    read. Behind a deadline: reading ``maps`` may block.
     """
     began, started_at = time.monotonic(), time.time()
-    inner_tids = map_threads(pid)
-    regions = read_regions(pid)
-    interpreter = find_interpreter(Memory(pid, BUDGET_BYTES), regions, inner_tids)
+    interpreter = find_interpreter(Memory(pid, _BUDGET_BYTES), read_regions(pid), map_threads(pid))
     if interpreter is None or not interpreter.threads:
         return None
-    first, torn = _read_all(interpreter, pid), frozenset[int]()
-    for _ in range(_TRIES):
-        second = _read_all(interpreter, pid)
-        again = {thread.pthread: thread.frames for thread in second}
-        torn = frozenset(t.pthread for t in first if t.frames != again.get(t.pthread))
-        if not torn:
+    table = FrameTable()
+    seen = _look(interpreter, table)
+    for _ in range(_LOOKS - 1):
+        if not any(one.is_doubtful for one in seen.values()):
             break
-        first = second or first
+        seen = _settle(seen, _look(interpreter, table))
     duration_s = time.monotonic() - began
-    return Dump(pid, tuple(first), Method.MEMORY, started_at + duration_s / 2, duration_s, torn)
+    return Dump(
+        pid,
+        tuple(one.thread for one in seen.values()),
+        Method.MEMORY,
+        started_at + duration_s / 2,
+        duration_s,
+        torn=frozenset(pthread for pthread, one in seen.items() if one.is_doubtful),
+    )
 
 
-def _read_all(interpreter: Interpreter, pid: int) -> list[DumpedThread]:
-    """With memory of its own: what was read for the last look is not used again."""
-    memory = Memory(pid, BUDGET_BYTES)
-    reader, table = FrameReader(interpreter, memory), FrameTable()
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One thread in one look."""
+
+    thread: DumpedThread
+    is_broken: bool
+    """A frame cannot be what it should be."""
+    is_doubtful: bool
+    """Broken, or it does not end where Python's stacks end: torn, or a thread that C code made."""
+
+
+def _settle(first: dict[int, _Seen], second: dict[int, _Seen]) -> dict[int, _Seen]:
+    """What is no longer in doubt after another look: whole by now, or the same again."""
+    settled = dict(first)
+    for pthread, one in first.items():
+        again = second.get(pthread)
+        if not one.is_doubtful or again is None:
+            continue
+        if not again.is_doubtful:
+            settled[pthread] = again
+        elif not one.is_broken and again.thread.frames == one.thread.frames:
+            settled[pthread] = replace(one, is_doubtful=False)
+        else:
+            settled[pthread] = again
+    return settled
+
+
+def _look(interpreter: Interpreter, table: FrameTable) -> dict[int, _Seen]:
+    """By pthread. With memory of its own: what was read for the last look is not used again."""
+    pid, count = interpreter.memory.pid, len(interpreter.threads)
+    reader = StackReader(interpreter, Memory(pid, _BUDGET_BYTES + count * _THREAD_BYTES), table)
     holder = interpreter.gil_holder()
-    threads = []
-    for state in interpreter.threads:
-        frames = list(reader.walk(state))
-        places = [reader.place_of(frame) for frame in frames]
-        name = "MainThread" if state.tid == pid else _read_name(interpreter, memory, reader, frames)
-        threads.append(
-            DumpedThread(
-                pthread=state.ident or state.address,
-                tid=state.tid,
-                name=name,
-                owns_gil=state.tid == holder,
-                frames=tuple(table.frame(p.function, p.file, p.line or 0, None) for p in places),
-            )
+    seen = {}
+    for state, trace in zip(interpreter.threads, reader.traces, strict=True):
+        frames = reader.frames_of(trace.points)
+        is_broken = not trace.is_whole or not all(frame.function and frame.file for frame in frames)
+        thread = DumpedThread(
+            pthread=state.ident or state.address,
+            tid=state.tid,
+            name=reader.name_of(state, trace, frames),
+            owns_gil=state.tid == holder,
+            frames=frames,
         )
-    return threads
+        is_doubtful = is_broken or bool(frames and not is_rooted(frames))
+        seen[thread.pthread] = _Seen(thread, is_broken, is_doubtful)
+    return seen
 
 
-def _read_name(
-    interpreter: Interpreter, memory: Memory, reader: FrameReader, frames: Sequence[Frame]
-) -> str | None:
-    """The name of a ``threading.Thread``, from the ``self`` of its outermost frame."""
-    outermost = frames[-1] if frames else None
-    if outermost is None or reader.name_of(outermost)[0] != "_bootstrap":
-        return None
-    instance = next(iter(reader.slot_values(outermost)), 0)
-    values = read_attributes(interpreter, memory, instance) if instance else ()
-    try:
-        if len(values) <= _NAME_INDEX or not _is_text(interpreter, memory, outermost, values[_NAME_INDEX]):
+class StackReader:
+    """The stacks of one interpreter as they are when this is made. Raises ``OSError`` when nothing may be read."""
+
+    def __init__(self, interpreter: Interpreter, memory: Memory, table: FrameTable) -> None:
+        self._interpreter = interpreter
+        self._memory = memory
+        self._table = table
+        self._reader = FrameReader(interpreter, memory)
+        self._known: dict[Point, Frame] = {}
+        self.traces = trace_threads(interpreter, memory)
+        """One for each of ``interpreter.threads``."""
+
+    def frames_of(self, points: Sequence[Point]) -> tuple[Frame, ...]:
+        """Functions, files and lines; empty names where they cannot be read."""
+        known = self._known
+        for point in set(points).difference(known):
+            place = self._reader.place_of(point[0], unit_of(point, self._interpreter.layout.frame))
+            known[point] = self._table.frame(place.function, place.file, place.line or 0, None)
+        return tuple([known[point] for point in points])
+
+    def name_of(self, state: ThreadState, trace: Trace, frames: Sequence[Frame]) -> str | None:
+        """The name of a ``threading.Thread``, from the ``self`` of its outermost frame."""
+        if state.tid == self._interpreter.memory.pid:
+            return "MainThread"
+        layout = self._interpreter.layout.frame or self._interpreter.layout.old_frame
+        if layout is None or not frames or frames[-1].function.rpartition(".")[2] != "_bootstrap":
             return None
-        return reader.text(values[_NAME_INDEX]) or None
-    except OSError:
-        return None
+        try:
+            instance = self._memory.u64(trace.outermost + layout.slots) & ~7
+            values = read_attributes(self._interpreter, self._memory, instance)
+            if len(values) <= _NAME_INDEX or not self._is_text(trace.points[-1][0], values[_NAME_INDEX]):
+                return None
+            return self._reader.text(values[_NAME_INDEX]) or None
+        except OSError:
+            return None
 
-
-def _is_text(interpreter: Interpreter, memory: Memory, frame: Frame, address: int) -> bool:
-    """Whether an object has the same type as the name of a function, which is a ``str``."""
-    layout = interpreter.layout.frame or interpreter.layout.old_frame
-    if layout is None:
-        return False
-    return memory.u64(address + _TYPE) == memory.u64(memory.u64(frame.code + layout.name) + _TYPE)
+    def _is_text(self, code: int, address: int) -> bool:
+        """Whether an object has the same type as the name of a function, which is a ``str``."""
+        layout, memory = self._interpreter.layout.frame or self._interpreter.layout.old_frame, self._memory
+        if layout is None:
+            return False
+        return memory.u64(address + _TYPE) == memory.u64(memory.u64(code + layout.name) + _TYPE)

@@ -26,7 +26,9 @@ from hangdoctor.model import Gap, Process
 _INSTALLED = re.compile(r"py_spy-(\d+\.\d+[\w.]*)\.dist-info$")
 OLDEST = (0, 4, 1)
 """Before it, py-spy used SIGSTOP and could leave a target stopped."""
-_MISSING = "py-spy is not installed: Python stacks come from hangdoctor's own reader, without retries and native frames"
+_MISSING = (
+    "py-spy is not installed: no native frames, and no stacks where hangdoctor's own reader cannot read them"
+)
 RETRIES_S = (0.01, 0.02, 0.04, 0.08)
 BLOCKING_S = 2.0
 NATIVE_S = 20.0

@@ -19,10 +19,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hangdoctor.collect.cpython.frames import FrameReader
-from hangdoctor.collect.cpython.interpreter import ThreadState, find_interpreter
+from hangdoctor.collect.cpython.interpreter import find_interpreter
+from hangdoctor.collect.cpython.traces import Trace
 from hangdoctor.collect.memory import Memory, read_regions
 from hangdoctor.collect.namespaces import map_threads
+from hangdoctor.collect.own_stacks import StackReader
 from hangdoctor.collect.stacks import Dump, DumpedThread, FrameTable, is_rooted
 from hangdoctor.model import Frame, Method, Process
 
@@ -135,14 +136,15 @@ class _Inside:
         self.main_tid = inner_tids.get(pid, pid)
         """As the target numbers it, like all others here."""
         interpreter = find_interpreter(Memory(pid, _BUDGET_BYTES), read_regions(pid), host_tids)
-        self._reader: FrameReader | None = None
-        self._states: dict[int | None, ThreadState] = {}
+        self._reader: StackReader | None = None
+        self._traces: dict[int | None, Trace] = {}
         self._holder: int | None = None
         if interpreter is not None:
             holder = interpreter.gil_holder()
             self._holder = None if holder is None else inner_tids.get(holder)
-            self._reader = FrameReader(interpreter, Memory(pid, _BUDGET_BYTES, is_dense=True))
-            self._states = {inner_tids.get(state.tid): state for state in interpreter.threads}
+            self._reader = StackReader(interpreter, Memory(pid, _BUDGET_BYTES), FrameTable())
+            traces = zip(interpreter.threads, self._reader.traces, strict=True)
+            self._traces = {inner_tids.get(thread.tid): trace for thread, trace in traces}
 
     def complete(self, tid: int, frames: tuple[Frame, ...]) -> DumpedThread:
         """The thread with its whole stack. Raises :class:`Unreadable` when its outer end cannot be had."""
@@ -156,16 +158,13 @@ class _Inside:
             frames=frames,
         )
 
-    def _outer_frames(self, tid: int, frames: tuple[Frame, ...]) -> Iterator[Frame]:
+    def _outer_frames(self, tid: int, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
         """Those beyond the last that was seen, if the same function is found at its depth."""
-        state = self._states.get(tid)
-        if self._reader is None or state is None:
+        trace = self._traces.get(tid)
+        if self._reader is None or trace is None:
             raise Unreadable(f"thread {tid} has no outer end")
         last = len(frames) - 1
-        walked = self._reader.walk(state, skip=last)
-        joint = next(walked, None)
-        if joint is None or self._reader.place_of(joint).function != frames[last].function:
+        rest = self._reader.frames_of(trace.points[last:])
+        if not rest or rest[0].function != frames[last].function:
             raise Unreadable(f"the stack of thread {tid} moves")
-        for frame in walked:
-            place = self._reader.place_of(frame)
-            yield Frame(place.function, place.file, place.line)
+        return rest[1:]

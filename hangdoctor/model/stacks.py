@@ -14,7 +14,7 @@ class Method(str, Enum):
     PY_SPY_NATIVE = "py-spy --native"
     REMOTE_DEBUGGING = "_remote_debugging"
     MEMORY = "own reader"
-    """hangdoctor's own reader of interpreter memory, where py-spy is missing or refused."""
+    """hangdoctor's own reader of interpreter memory."""
     PYSTACK = "pystack"
     GDB = "gdb"
     FAULTHANDLER = "faulthandler"

@@ -89,36 +89,36 @@ class FrameReader:
         except (OSError, struct.error):
             return
 
-    def name_of(self, frame: Frame) -> tuple[str, str]:
-        """Function and file name; empty where they cannot be read."""
+    def name_of(self, code: int) -> tuple[str, str]:
+        """Function and file name of a code object; empty where they cannot be read."""
         layout = self._layout.frame or self._layout.old_frame
         if layout is None:
             return "", ""
-        return self._text_at(frame.code + layout.name), self._text_at(frame.code + layout.file)
+        return self._text_at(code + layout.name), self._text_at(code + layout.file)
 
-    def place_of(self, frame: Frame) -> Place:
-        """Function, file and line; empty names where they cannot be read."""
-        key = frame.code, frame.unit
+    def place_of(self, code: int, unit: int) -> Place:
+        """Function, file and line of an instruction; empty names where they cannot be read."""
+        key = code, unit
         if key not in self._places:
-            self._places[key] = self._read_place(frame)
+            self._places[key] = self._read_place(code, unit)
         return self._places[key]
 
-    def _read_place(self, frame: Frame) -> Place:
+    def _read_place(self, code: int, unit: int) -> Place:
         layout = self._layout.frame or self._layout.old_frame
-        function, file = self.name_of(frame)
+        function, file = self.name_of(code)
         if layout is None:
             return Place(function, file, None)
         is_old = isinstance(layout, OldFrameLayout)
         if not isinstance(layout, OldFrameLayout):
-            function = self._text_at(frame.code + layout.qualified_name) or function
+            function = self._text_at(code + layout.qualified_name) or function
         try:
-            table = self._memory.u64(frame.code + layout.line_table)
+            table = self._memory.u64(code + layout.line_table)
             size = self._memory.u64(table + 16)
-            first = self._memory.u32(frame.code + layout.first_line)
+            first = self._memory.u32(code + layout.first_line)
             line = None
             if size <= _MAX_TABLE_BYTES:
                 # PyBytesObject: size at 16, hash at 24, bytes at 32.
-                line = find_line(self._memory.read(table + 32, size), first, frame.unit, is_old=is_old)
+                line = find_line(self._memory.read(table + 32, size), first, unit, is_old=is_old)
         except OSError:
             line = None
         return Place(function, file, line)

@@ -1,8 +1,9 @@
 """Who is inside ``with lock:``? A ``threading.Lock`` records no owner, but the block's frame does.
 
-For the whole body the value stack keeps, below the depth of the block's handler (:mod:`~hangdoctor.collect.cpython.frames`), the bound
-``__exit__`` of the lock (up to 3.13) or the pair of ``__exit__`` and the lock (3.14). The same holds for
-``with condition:``, whose ``Condition`` object has the lock among its attributes.
+For the whole body the value stack keeps, below the depth of the block's handler
+(:mod:`hangdoctor.collect.cpython.frames`), the bound ``__exit__`` of the lock (up to 3.13) or the pair of ``__exit__``
+and the lock (3.14). The same holds for ``with condition:``, whose ``Condition`` object has the lock among its
+attributes.
 
 Not seen: a lock taken with ``.acquire()``, or in a ``with`` block of a suspended generator.
 """
@@ -104,7 +105,7 @@ class HolderSearch:
     def _is_released(self, memory: Memory, reader: FrameReader, inner: Sequence[Frame], lock: int) -> bool:
         """Whether a ``Condition.wait`` on this very lock, further in, has released it."""
         for frame in inner:
-            function, file = reader.name_of(frame)
+            function, file = reader.name_of(frame.code)
             if function == "wait" and file.endswith("threading.py"):
                 own = reader.slot_values(frame)[:1]
                 if own and lock in read_attributes(self._interpreter, memory, own[0]):

@@ -124,7 +124,7 @@ def _look_at_waiters(
         frame = next(reader.walk(states[wait.tid]), None)
         if frame is not None:
             parked = int.from_bytes(raw, "little") if raw else 0
-            names = reader.name_of(frame)
+            names = reader.name_of(frame.code)
             waiters.append(_Waiter(wait, parked, *names, reader.slot_values(frame)))
     return waiters
 

@@ -103,7 +103,7 @@ def _read_capacity(interpreter: Interpreter, memory: Memory, regions: Regions, w
         if value.type_name == SEMLOCK:
             handle, _, _, capacity, _ = _SEMLOCK.unpack(memory.fresh(value.manager + _HEADER, _SEMLOCK.size))
             if handle == wait.address:
-                function, file = reader.name_of(frame) if frame is not None else ("", "")
+                function, file = reader.name_of(frame.code) if frame is not None else ("", "")
                 is_queue = function == "put" and file.endswith("multiprocessing/queues.py")
                 return 0 if is_queue else int(capacity)
     return None

@@ -1,0 +1,112 @@
+"""Who reads whose stacks: CPython's own module, for the version that we run on; our own reader; py-spy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hangdoctor.collect import dumps, own_stacks, remote_debugging
+from hangdoctor.collect.deadline import Trouble, patience
+from hangdoctor.collect.denials import explain_denial
+from hangdoctor.collect.dumps import StackRun
+from hangdoctor.collect.processes import is_denial
+from hangdoctor.collect.pyspy import PySpy, is_python
+from hangdoctor.collect.readers import Answers, Readers
+from hangdoctor.collect.stacks import Dump
+from hangdoctor.model import Gap, Process
+
+_UNKNOWN = "no stacks: hangdoctor's own reader knows CPython 3.10 to 3.14 with a GIL, and this is another"
+_INSTALL = "pip install 'py-spy>=0.4.1'"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A process whose memory is read for its stacks. ``is_same_version``: as that of our own interpreter."""
+
+    pid: int
+    is_same_version: bool
+
+
+def read_memory(asked: Asked) -> Dump | None:
+    """In a reader. ``None`` without an interpreter that is known. Raises ``OSError`` when memory may not be read."""
+    if asked.is_same_version:
+        with contextlib.suppress(remote_debugging.Unreadable):
+            return remote_debugging.read_stacks(asked.pid)
+    return own_stacks.read_stacks(asked.pid)
+
+
+def ask_memory(readers: Readers, processes: Iterable[Process]) -> Answers[Asked, Dump | None]:
+    """Begins to read the stacks of the Python processes among ``processes``."""
+    has_module = remote_debugging.is_here()
+    limit_s = own_stacks.PROCESS_S * patience()
+    return readers.ask(
+        read_memory,
+        [
+            Asked(process.pid, has_module and remote_debugging.is_same_version(process))
+            for process in processes
+            if is_python(process)
+        ],
+        item_s=limit_s,
+        total_s=4 * limit_s,
+        belongs_to=lambda asked: asked.pid,
+    )
+
+
+def take_stacks(
+    answers: Answers[Asked, Dump | None],
+    processes: Sequence[Process],
+    program: PySpy | None,
+    *,
+    total_s: float,
+    can_pause: bool,
+) -> StackRun:
+    """The stacks that memory gave, as far as they can be believed, and those of the others of ``processes`` by py-spy.
+
+    What neither can read well keeps what memory gave, with the torn stacks marked.
+    """
+    names = {process.pid: process for process in processes}
+    good: dict[int, Dump] = {}
+    doubtful: dict[int, Dump] = {}
+    troubles: dict[int, Trouble | None] = {}
+    for asked, answer in answers:
+        if not isinstance(answer, Dump):
+            troubles[asked.pid] = answer
+        elif answer.torn or not _has_main_thread(names[asked.pid], answer):
+            doubtful[asked.pid] = answer
+        else:
+            good[asked.pid] = answer
+    if program is None:
+        run = StackRun(gaps=[gap for pid, why in troubles.items() if (gap := _explain(names[pid], why))])
+    else:
+        left = [process for process in processes if process.pid not in good]
+        run = dumps.dump_stacks(program, left, total_s=total_s, can_pause=can_pause)
+        run.gaps = _amend(run.gaps, doubtful.keys() - run.dumps.keys())
+    run.dumps = {**doubtful, **run.dumps, **good}
+    return run
+
+
+def _has_main_thread(process: Process, dump: Dump) -> bool:
+    return process.state in ("Z", "X") or any(thread.tid == process.pid for thread in dump.threads)
+
+
+def _amend(gaps: Sequence[Gap], only_ours: Iterable[int]) -> list[Gap]:
+    """py-spy's gaps, where its failure cost no more than a second opinion."""
+    subjects = {f"pid {pid}" for pid in only_ours}
+    return [
+        replace(gap, reason=gap.reason.replace("no stacks", "no stacks by py-spy, only by our own reader"))
+        if gap.subject in subjects
+        else gap
+        for gap in gaps
+    ]
+
+
+def _explain(process: Process, trouble: Trouble | None) -> Gap | None:
+    """Why there are none, without py-spy. ``None``: it may be no Python at all."""
+    subject = f"pid {process.pid}"
+    if trouble is None:
+        return Gap("stacks", subject, _UNKNOWN, _INSTALL) if "python" in process.versions else None
+    if not is_denial(trouble.reason):
+        return Gap("stacks", subject, f"no stacks: reading its memory {trouble.reason}")
+    denial = explain_denial(process.pid, is_attach=True)
+    return Gap("stacks", subject, f"no stacks: its memory may not be read ({denial.cause})", denial.remedy)
