@@ -87,9 +87,12 @@ def test_missing_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checking, "read_stacks", lambda pid: torn)
         moving = by_name(check(target.pid))["stacks"]
         assert (moving.ok, moving.remedy) == (False, missing.remedy) and "1 threads run" in moving.detail
+    monkeypatch.undo()
+    monkeypatch.setattr(checking, "find_py_spy", lambda: missing)
     with subprocess.Popen(["sleep", "1000"]) as sleep:
-        assert by_name(check(sleep.pid))["stacks"].ok is None
+        found = by_name(check(sleep.pid))["stacks"]
         sleep.kill()
+    assert found.ok is None
 
 
 def test_stacks_that_memory_does_not_give_are_py_spys(monkeypatch: pytest.MonkeyPatch) -> None:
