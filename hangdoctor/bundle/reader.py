@@ -9,6 +9,7 @@ import zlib
 from dataclasses import replace
 from typing import BinaryIO
 
+from hangdoctor.bundle.builders import Tables
 from hangdoctor.bundle.codec import decode_head, decode_snapshot
 from hangdoctor.bundle.container import (
     GZIP_MAGIC,
@@ -74,6 +75,7 @@ class _Salvage:
         self._name = name
         self._limits = limits
         self._values = 0
+        self._tables = Tables()
         self._version = FORMAT
         self._head: Capture | None = None
         self._expected: int | None = None
@@ -98,7 +100,7 @@ class _Salvage:
                 self._take_manifest(record)
             elif kind == "snapshot":
                 self._is_foreign = False
-                self._snapshots.append(decode_snapshot(migrate(record, self._version)))
+                self._snapshots.append(decode_snapshot(migrate(record, self._version), self._tables))
             elif not isinstance(kind, str):
                 self._gap("a record is not hangdoctor's")
             # Any other kind of record is a later minor version's addition.
