@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hangdoctor.analysis.gpu import GpuActivity, read_gpu
 from hangdoctor.collect import gpu_owners
 from hangdoctor.collect.gpu import read_gpus
 from hangdoctor.collect.gpu_errors import bus_key, read_gpu_errors
@@ -79,6 +80,23 @@ def test_what_a_gpu_cannot_say_is_none_not_zero(fake: Callable[..., None]) -> No
     assert gpu.power_w is None and gpu.memory_used_bytes is None and gpu.uncorrected_ecc is None
     assert gpu.is_mig is None and gpu.dram_percent is None and gpu.nvlink_tx_bytes is None
     assert gpu.processes == ()
+
+
+def test_a_gpu_cut_into_instances_is_never_called_stuck(fake: Callable[..., None]) -> None:
+    """NVML does not say how busy such a GPU is: "On MIG-enabled GPUs, querying device utilization rates is not
+    currently supported" (nvml.h). Its twin is the same GPU whole, which spins."""
+    known = {key: value for key, value in SPINNING.items() if key not in ("util", "samples")}
+    fake(SPINNING, {**known, "mig": [1, 1], "uuid": "GPU-1"}, {**SPINNING, "mig": [1, 1], "uuid": "GPU-2"})
+    gpus, gaps = read_gpus(20, vendors=["nvidia"], kernel_log="/nonexistent")
+    assert gaps == () and [gpu.is_mig for gpu in gpus] == [False, True, True]
+    assert [gpu.utilization_percent for gpu in gpus] == [100.0, None, 100.0]
+    told = [read_gpu([(100.0, gpu), (110.0, gpu)]) for gpu in gpus]
+    assert [one.activity for one in told] == [
+        GpuActivity.SPINNING,
+        GpuActivity.UNKNOWN,
+        GpuActivity.UNKNOWN,
+    ]
+    assert ["MIG" in one.text for one in told] == [False, True, True]
 
 
 def test_a_call_that_never_returns_is_named_and_earlier_gpus_are_kept(fake: Callable[..., None]) -> None:
