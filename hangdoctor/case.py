@@ -83,7 +83,10 @@ class ThreadTrack:
     @property
     def last(self) -> ThreadView:
         """The newest view (a track has at least one)."""
-        return next(view for view in reversed(self.views) if view is not None)
+        newest = self.views[-1]  # nearly always; asked some ten times for every thread of a large job
+        return (
+            newest if newest is not None else next(view for view in reversed(self.views) if view is not None)
+        )
 
     @property
     def phases(self) -> tuple[Phase | None, ...]:

@@ -142,7 +142,8 @@ def measure(ranks: int, recorded: Capture, knowledge: Knowledge) -> tuple[float,
     bundles = [_packed(capture) for capture in job_of(ranks, recorded)]
     gc.collect()
     began = time.perf_counter()
-    captures = [bundle.read(io.BytesIO(data)) for data in bundles]
+    shared = bundle.Shared()
+    captures = [bundle.read(io.BytesIO(data), shared=shared) for data in bundles]
     read = time.perf_counter()
     merged = merge_captures(captures)
     del captures

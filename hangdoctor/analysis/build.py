@@ -104,7 +104,8 @@ class _Builder:
                 row = rows.setdefault(handle, [None] * len(identity.looks))
                 row[index] = self._view(thread, process, role_id)
         is_dark = not any(t.stack for look in identity.looks if look is not None for t in look.threads)
-        return identity, tuple(self._track(identity, row, is_dark=is_dark) for row in rows.values())
+        seconds = [self._seconds(identity, index) for index in range(len(identity.looks) - 1)]
+        return identity, tuple(self._track(row, seconds, is_dark=is_dark) for row in rows.values())
 
     def _view(self, thread: Thread, process: Process, role_id: str | None) -> ThreadView:
         match = self._match(thread.stack, role_id)
@@ -123,13 +124,13 @@ class _Builder:
             self._matches[key] = self._knowledge.match(stack, self._server, role_id)
         return self._matches[key]
 
-    def _track(self, identity: Identity, row: Sequence[ThreadView | None], *, is_dark: bool) -> ThreadTrack:
-        windows = []
-        for index in range(len(row) - 1):
-            seconds = self._seconds(identity, index)
-            windows.append(
-                compare_views(row[index], row[index + 1], seconds, self._ticks_per_s, is_dark=is_dark)
-            )
+    def _track(
+        self, row: Sequence[ThreadView | None], seconds: Sequence[float], *, is_dark: bool
+    ) -> ThreadTrack:
+        windows = [
+            compare_views(row[index], row[index + 1], length, self._ticks_per_s, is_dark=is_dark)
+            for index, length in enumerate(seconds)
+        ]
         tid = next((view.thread.tid for view in row if view is not None), None)
         return ThreadTrack(tid, tuple(row), tuple(windows), movement_of(windows))
 

@@ -11,6 +11,7 @@ they belong to and no others.
 
 from __future__ import annotations
 
+from hangdoctor.bundle.builders import Shared
 from hangdoctor.bundle.container import LIMITS, Limits
 from hangdoctor.bundle.reader import looks_like_bundle, read
 from hangdoctor.bundle.version import FORMAT, FormatVersion
@@ -22,6 +23,7 @@ __all__ = [
     "BundleWriter",
     "FormatVersion",
     "Limits",
+    "Shared",
     "bundle_name",
     "looks_like_bundle",
     "read",

@@ -31,13 +31,32 @@ _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class Tables:
-    """What the objects of a record refer to by number, and what was read before and need not be made again."""
+class Shared:
+    """What was read before and is kept once: the looks at a job, and its hosts, have most of their code in common."""
 
+    texts: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    _frames: dict[Frame, Frame] = field(default_factory=dict)
+    _stacks: dict[tuple[tuple[int, ...], Method, bool], Stack] = field(default_factory=dict)
+
+    def frame(self, frame: Frame) -> Frame:
+        """The frame that was read first of those equal to this one."""
+        return self._frames.setdefault(frame, frame)
+
+    def stack(self, stack: Stack) -> Stack:
+        """Likewise. Its frames are shared already, so that they can be told by their identity: hashing takes longer."""
+        key = (tuple(map(id, stack.frames)), stack.method, stack.is_torn)
+        return self._stacks.setdefault(key, stack)
+
+
+@dataclass(slots=True)
+class Tables:
+    """What the objects of a record refer to by number, and what has been read already."""
+
+    shared: Shared = field(default_factory=Shared)
     frames: tuple[Frame, ...] = ()
     stacks: tuple[Stack, ...] = ()
-    texts: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     addresses: dict[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict)
+    """A thread that waits for one thing in three looks has the same arguments three times; no other process has."""
 
 
 Build = Callable[[object, Tables], _T]
@@ -191,12 +210,12 @@ def _texts(value: object, tables: Tables) -> tuple[str, ...]:
     if type(value) is not list:
         raise TypeError(type(value).__name__)
     key = tuple(value)
-    known = tables.texts.get(key)  # nothing but texts equals texts
+    known = tables.shared.texts.get(key)  # nothing but texts equals texts
     if known is None:
         for item in key:
             if type(item) is not str:
                 raise TypeError(type(item).__name__)
-        known = tables.texts[key] = key
+        known = tables.shared.texts[key] = key
     return known
 
 

@@ -80,8 +80,10 @@ def decode_snapshot(record: JsonObject, known: Tables | None = None) -> Snapshot
     """
     tables = known or Tables()
     try:
-        tables.frames = _table(record.get("frames", []), Frame, tables)
-        tables.stacks = _table(_with_frames(record.get("stacks", [])), Stack, tables)
+        frames = _table(record.get("frames", []), Frame, tables)
+        tables.frames = tuple(map(tables.shared.frame, frames))
+        stacks = _table(_with_frames(record.get("stacks", [])), Stack, tables)
+        tables.stacks = tuple(map(tables.shared.stack, stacks))
         return builder(Snapshot)(record["snapshot"], tables)
     except _REFUSALS:
         from hangdoctor.bundle.converters import complaint_of_snapshot

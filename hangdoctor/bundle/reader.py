@@ -9,7 +9,7 @@ import zlib
 from dataclasses import replace
 from typing import BinaryIO
 
-from hangdoctor.bundle.builders import Tables
+from hangdoctor.bundle.builders import Shared, Tables
 from hangdoctor.bundle.codec import decode_head, decode_snapshot
 from hangdoctor.bundle.container import (
     GZIP_MAGIC,
@@ -39,8 +39,12 @@ def looks_like_bundle(head: bytes) -> bool:
         return False
 
 
-def read(source: str | os.PathLike[str] | BinaryIO, *, limits: Limits = LIMITS) -> Capture:
+def read(
+    source: str | os.PathLike[str] | BinaryIO, *, limits: Limits = LIMITS, shared: Shared | None = None
+) -> Capture:
     """Read a bundle from a path, from ``-`` (standard input) or from a binary stream.
+
+    ``shared``: give the same to all bundles of a job, and what they have in common is the same object in all of them.
 
     A damaged or truncated file gives the snapshots that are intact and a Gap for what is missing. Raises
     UnreadableInput when nothing can be had: no bundle, nothing intact, a newer major format, or a content
@@ -52,7 +56,7 @@ def read(source: str | os.PathLike[str] | BinaryIO, *, limits: Limits = LIMITS) 
         raise UnreadableInput(
             f"{name} {found}", hint="bundles end in .hang; `hangdoctor list formats` names what else is read"
         )
-    salvage = _Salvage(name, limits)
+    salvage = _Salvage(name, limits, shared)
     # A capture has no cycles; looking for some among its objects takes a third of the time of reading many bundles.
     is_collecting = gc.isenabled()
     gc.disable()
@@ -71,11 +75,11 @@ def read(source: str | os.PathLike[str] | BinaryIO, *, limits: Limits = LIMITS) 
 class _Salvage:
     """Collects what is intact and says what is not."""
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: Limits, shared: Shared | None) -> None:
         self._name = name
         self._limits = limits
         self._values = 0
-        self._tables = Tables()
+        self._tables = Tables(shared or Shared())
         self._version = FORMAT
         self._head: Capture | None = None
         self._expected: int | None = None

@@ -24,12 +24,13 @@ def read_captures(answers: Sequence[Answer]) -> tuple[tuple[Capture, ...], tuple
     """The capture of each host that sent one, with its clock, and a gap for each that did not."""
     read: list[tuple[Answer, Capture]] = []
     gaps: list[Gap] = []
+    shared = bundle.Shared()
     for answer in answers:
         if answer.trouble is not None:
             gaps.append(answer.trouble)
             continue
         try:
-            read.append((answer, bundle.read(io.BytesIO(answer.output))))
+            read.append((answer, bundle.read(io.BytesIO(answer.output), shared=shared)))
         except HangdoctorError as error:
             gaps.append(trouble(answer.host, error.message, error.hint))
     names = Counter(_own_name(capture) for _, capture in read)

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from hangdoctor.knowledge.catalogue import Role, RoleMatch
 from hangdoctor.knowledge.frames import FramePattern
@@ -19,6 +20,7 @@ from hangdoctor.model import Frame, Process, Rank, Stack
 _COORDINATE = re.compile(r"(ATTN_CP|MOE_DP|MOE_EP|DCP|PCP|DP|PP|TP|EP)(\d+)")
 """Longest names first. ATTN_CP, MOE_DP and DCP divide the TP group and add nothing to TP's number."""
 _MAX_FRAMES = 50_000
+_MAX_COMMANDS = 50_000
 _COMM_BYTES = 15
 _FIELDS = {"DP": "dp", "PP": "pp", "TP": "tp", "EP": "ep", "PCP": "cp", "ATTN_CP": "cp"}
 
@@ -62,6 +64,10 @@ class RankSources:
     variables: tuple[RankVariables, ...]
 
 
+_Fitting: TypeAlias = "tuple[RoleMatch | None, tuple[tuple[RoleRule, str], ...]]"
+"""The role by title, else the rules that fit in another way, each with the source that fits."""
+
+
 class RoleFinder:
     """Applies role rules to processes and stacks."""
 
@@ -70,21 +76,29 @@ class RoleFinder:
         self._sources = sources
         self._common = common
         self._entries_of: dict[Frame, tuple[RoleRule, ...]] = {}
+        self._fitting: dict[tuple[frozenset[str] | None, str, str | None], _Fitting] = {}
 
     def by_process(self, process: Process, servers: frozenset[str] | None) -> RoleMatch | None:
         """The role of a process among those of ``servers`` (``None``: all) and the common ones."""
-        rules = self._rules_of(servers)
         command, comm = _texts_of(process)
+        title, others = self._fitting_to(servers, command, comm)
+        if title is not None or not others:
+            return title
         rank = self._declared_rank(command, process.environ or {})
-        for rule in rules:
-            found = _by_title(rule, command) if command else None
-            if found is not None:
-                return found
-        for rule in rules:
-            source = _source(rule, command, comm)
-            if source is not None and (rank is not None or not rule.needs_rank):
+        for rule, source in others:
+            if rank is not None or not rule.needs_rank:
                 return self._with_rank(rule, source, rank)
         return None
+
+    def _fitting_to(self, servers: frozenset[str] | None, command: str, comm: str | None) -> _Fitting:
+        """Asked once a command line: thousands of ranks have the same few, or a title each in every look."""
+        key = servers, command, comm
+        known = self._fitting.get(key)
+        if known is None:
+            if len(self._fitting) >= _MAX_COMMANDS:
+                self._fitting.clear()
+            known = self._fitting[key] = _find_fitting(self._rules_of(servers), command, comm)
+        return known
 
     def _rules_of(self, servers: frozenset[str] | None) -> tuple[RoleRule, ...]:
         if servers is None:
@@ -139,6 +153,16 @@ class RoleFinder:
                 groups = found.groupdict()
                 return Rank(global_rank=_number(groups.get("rank")), local=_number(groups.get("local")))
         return None
+
+
+def _find_fitting(rules: Iterable[RoleRule], command: str, comm: str | None) -> _Fitting:
+    rules = tuple(rules)
+    titles = (found for rule in rules if command and (found := _by_title(rule, command)) is not None)
+    title = next(titles, None)
+    if title is not None:
+        return title, ()
+    sources = ((rule, _source(rule, command, comm)) for rule in rules)
+    return None, tuple((rule, source) for rule, source in sources if source is not None)
 
 
 def _texts_of(process: Process) -> tuple[str, str | None]:

@@ -60,6 +60,7 @@ class _Reading:
         self._knowledge = knowledge
         self._found, self._frames = Found(), FrameTable()
         self._bundles: list[Capture] = []
+        self._shared = bundle.Shared()
         self._errors: list[HangdoctorError] = []
         self._logs: list[LogTail] = []
         self._unknown: list[str] = []
@@ -75,7 +76,7 @@ class _Reading:
         data = source.data
         if bundle.looks_like_bundle(data[:4096]):
             try:
-                self._bundles.append(bundle.read(io.BytesIO(data)))
+                self._bundles.append(bundle.read(io.BytesIO(data), shared=self._shared))
             except UnreadableInput as error:
                 self.refuse(error)
             return

@@ -10,11 +10,15 @@ captures and hold nothing else. Function names and source lines are code, not se
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from hangdoctor.knowledge.redaction import Redaction
 from hangdoctor.model import Capture, Snapshot
 from hangdoctor.redact.identities import Pseudonyms
 from hangdoctor.redact.secrets import SecretMask
 from hangdoctor.redact.walk import map_texts
+
+_T = TypeVar("_T")
 
 __all__ = ["Redactor", "redact_capture", "redacted_kinds"]
 
@@ -28,8 +32,7 @@ class Redactor:
 
     def snapshot(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot without what must not leave; secrets of earlier snapshots are known."""
-        map_texts(snapshot, self._secrets)
-        snapshot = map_texts(snapshot, self._secrets)
+        snapshot = self._masked(snapshot)
         if self._names is None:
             return snapshot
         self._names.learn(snapshot)
@@ -38,17 +41,21 @@ class Redactor:
 
     def capture(self, capture: Capture) -> Capture:
         """A whole capture; a secret of the last snapshot is masked in the first, too."""
-        # The first pass is for what it learns: a value is only known as a secret once its flag has been read.
-        map_texts(capture, self._secrets)
-        capture = map_texts(capture, self._secrets)
+        capture = self._masked(capture)
         if self._names is None:
             return capture
         self._names.learn_hosts(capture.hosts)
         for snapshot in capture.snapshots:
             self._names.learn(snapshot)
-        # Likewise: a name first met in a log is renamed in the thread names that came before it.
+        # As with secrets: a name first met in a log is renamed in the thread names that came before it.
         map_texts(capture, self._names)
         return map_texts(capture, self._names)
+
+    def _masked(self, seen: _T) -> _T:
+        """Twice where the first pass learned something: a value is only known as a secret once its flag was read."""
+        known = self._secrets.count
+        masked = map_texts(seen, self._secrets)
+        return masked if self._secrets.count == known else map_texts(seen, self._secrets)
 
 
 def redact_capture(capture: Capture, rules: Redaction, *, strict: bool = False) -> Capture:

@@ -55,6 +55,11 @@ class SecretMask:
         self._by_shape: dict[str, str] = {}
         self._done: dict[str, str] = {}
 
+    @property
+    def count(self) -> int:
+        """How many values are known as secrets so far."""
+        return len(self._found)
+
     # -- visitor ----------------------------------------------------------------------------------
 
     def text(self, text: str) -> str:
