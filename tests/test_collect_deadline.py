@@ -176,3 +176,32 @@ def test_children_leave_the_cores_to_the_job_but_not_more_than_needed() -> None:
     expected = max(deadline.LOW_PRIORITY, own_priority())
     assert call(own_priority, 20) == expected
     assert call(lambda: call(own_priority, 20), 20) == expected
+
+
+def forked(after_hold: bool) -> tuple[int, int]:
+    """A child that ends with 7 when the descriptor is closed, or never."""
+    held, hold = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(hold)
+        os.read(held, 1)
+        if after_hold:
+            os._exit(7)
+        signal.pause()
+    os.close(held)
+    return pid, hold
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_child_has_its_time_to_end_by_itself(
+    ends: bool, has_pidfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    pid, hold = forked(ends)
+    os.close(hold)
+    began = time.monotonic()
+    status = deadline.kill(pid, after_s=30.0 if ends else 0.1)
+    assert status is not None and time.monotonic() - began < 20
+    assert os.waitstatus_to_exitcode(status) == (7 if ends else -signal.SIGKILL)

@@ -290,15 +290,37 @@ def kill(pid: int, *, after_s: float = 0.0) -> int | None:
 
 
 def _wait(pid: int, seconds: float) -> int | None:
-    """waitpid that gives up. Pauses grow from 0.5 ms, for nearly every child is gone by then."""
-    pause, end = 0.0005, time.monotonic() + seconds
-    while True:
+    """waitpid that gives up."""
+    found, status = os.waitpid(pid, os.WNOHANG)
+    if not found:
+        _wait_for_end(pid, seconds)
         found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            _helpers.discard(pid)
-            return status
-        if time.monotonic() > end:
-            return None
+    if not found:
+        return None
+    _helpers.discard(pid)
+    return status
+
+
+def _wait_for_end(pid: int, seconds: float) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (OSError, AttributeError):  # before Linux 5.3, or no descriptor is left; a Python built for before
+        _look_for_end(pid, seconds)
+        return
+    try:
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        ended.poll(seconds * 1000)
+    finally:
+        os.close(descriptor)
+
+
+def _look_for_end(pid: int, seconds: float) -> None:
+    """Pauses grow from 0.5 ms, for nearly every child is gone by then."""
+    pause, end = 0.0005, time.monotonic() + seconds
+    while time.monotonic() < end:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
         time.sleep(pause)
         pause *= 2
 
