@@ -26,7 +26,9 @@ ROOT = Path(__file__).parent.parent
 LOOK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from hangdoctor.collect import Member, Plan, Tree, procfs, take_capture
+from hangdoctor.collect import Member, Plan, Tree, own_stacks, procfs, take_capture
+if sys.argv[3] == "unknown":
+    own_stacks.read_stacks = lambda pid: None
 pid = int(sys.argv[2])
 tree = Tree(pid, "test", (Member(pid, procfs.read_stat(pid).start_ticks),), None, pid)
 snapshot = take_capture(tree, Plan(snapshots=1, use_gpu=False)).snapshots[0]
@@ -63,9 +65,10 @@ needs_python_3_14 = pytest.mark.skipif(
 )
 
 
-def look(pid: int) -> Any:
+def look(pid: int, version: str = "unknown") -> Any:
+    """Our own reader knows 3.14, the module is for what it does not know."""
     done = subprocess.run(
-        [str(PYTHON), "-c", LOOK, str(ROOT), str(pid)],
+        [str(PYTHON), "-c", LOOK, str(ROOT), str(pid), version],
         capture_output=True,
         text=True,
         timeout=60,
@@ -99,6 +102,18 @@ def test_same_version_is_read_without_a_stop() -> None:
 
 
 @needs_python_3_14
+def test_twin_a_version_that_our_own_reader_knows_is_left_to_it() -> None:
+    with stuck("c_threads.py", 3, 2, "own", python=str(PYTHON)) as target:
+        ours, theirs = look(target.pid, "known"), look(target.pid)
+    assert {thread["method"] for thread in ours["threads"]} == {Method.MEMORY.value}
+    for seen in (*ours["threads"], *theirs["threads"]):
+        del seen["method"]
+    assert [(seen["tid"], seen["frames"]) for seen in ours["threads"]] == [
+        (seen["tid"], seen["frames"]) for seen in theirs["threads"]
+    ]
+
+
+@needs_python_3_14
 def test_the_thread_that_holds_the_gil_is_named() -> None:
     with stuck("c_spin.py", 3, python=str(PYTHON)) as target:
         seen = [look(target.pid) for _ in range(3)]
@@ -110,10 +125,10 @@ def test_the_thread_that_holds_the_gil_is_named() -> None:
 def test_what_it_cannot_read_falls_to_the_other_readers() -> None:
     """A process of another version: no word of the attempt, and stacks all the same."""
     with stuck("c_threads.py", 3, 2, python=sys.executable) as target:
-        seen = look(target.pid)
+        seen = look(target.pid, "known")
     methods = {thread["method"] for thread in seen["threads"]}
     if sys.version_info < (3, 14):
-        assert Method.REMOTE_DEBUGGING.value not in methods
+        assert methods == {Method.MEMORY.value}
     assert len(seen["threads"]) == 4
 
 

@@ -1,8 +1,9 @@
 """Stacks through CPython's own ``_remote_debugging``, where hangdoctor runs on the same version (3.14 or later).
 
-The module reads the target's memory as py-spy does, without a stop, a signal or a write, and needs no process of its
-own: 60 threads of 40 frames take 1.4 ms, a tenth to a fiftieth of py-spy's time. It is private and changes with every
-version, so it is asked for what it has, and everything that goes wrong sends the process on to py-spy.
+For what our own reader does not know: a version newer than it, or one without a GIL. The module reads the target's
+memory as py-spy does, without a stop, a signal or a write, and needs no process of its own: 60 threads of 40 frames
+take 1.4 ms. It is private and changes with every version, so it is asked for what it has, and everything that goes
+wrong sends the process on to py-spy.
 
 That of 3.14 ends a stack where C code called Python, which every thread has (``Context.run``): what is further out is
 read by our own reader, as is who has the GIL. Thread names it has none; from 3.14 on the kernel knows them too.

@@ -1,4 +1,4 @@
-"""Who reads whose stacks: CPython's own module, for the version that we run on; our own reader; py-spy."""
+"""Who reads whose stacks: our own reader; CPython's own module, for the version that we run on; py-spy."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class Asked:
 
 def read_memory(asked: Asked) -> Dump | None:
     """In a reader. ``None`` without an interpreter that is known. Raises ``OSError`` when memory may not be read."""
-    if asked.is_same_version:
+    dump = own_stacks.read_stacks(asked.pid)
+    if asked.is_same_version and (dump is None or dump.torn):
         with contextlib.suppress(remote_debugging.Unreadable):
             return remote_debugging.read_stacks(asked.pid)
-    return own_stacks.read_stacks(asked.pid)
+    return dump
 
 
 def ask_memory(readers: Readers, processes: Iterable[Process]) -> Answers[Asked, Dump | None]:
