@@ -116,7 +116,8 @@ def test_a_broken_stack_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
         lie_first(2, monkeypatch)
         again = read_stacks(target.pid)
     assert whole is not None and again is not None
-    assert again.threads == whole.threads and not again.torn
+    # The main thread, the last of them, may still be on its way into its wait.
+    assert again.threads[:-1] == whole.threads[:-1] and not again.torn
 
 
 def test_a_stack_that_stays_broken_is_torn_however_often_it_is_the_same(
