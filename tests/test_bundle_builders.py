@@ -188,3 +188,16 @@ def test_numbers_end_at_forty_digits_wherever_they_stand(before, digits):
 
 def test_a_text_of_many_digits_is_no_number():
     assert container.parse(b'{"a":"' + b"7" * 5000 + b'"}') == {"a": "7" * 5000}
+
+
+def test_bundles_of_one_job_share_their_stacks_when_asked_to():
+    data = packed(sample())
+    shared = bundle.Shared()
+    one, other = (bundle.read(io.BytesIO(data), shared=shared) for _ in "ab")
+    apart = bundle.read(io.BytesIO(data))
+    first, second, third = (read.snapshots[0].processes[0].threads[0].stack for read in (one, other, apart))
+    assert one == other == apart
+    assert first is second and first.frames[0] is second.frames[0]
+    assert first is not third  # twin: nobody asked
+    looks = [snapshot.processes[0].threads[0].stack for snapshot in apart.snapshots]
+    assert looks[0] is looks[1]

@@ -420,6 +420,40 @@ def test_a_large_capture_is_redacted_in_seconds() -> None:
     assert redacted.snapshots[2].processes[7].command[2] == "***"
 
 
+def test_what_needs_no_redaction_is_not_copied() -> None:
+    """Equal texts of two ranks are two objects in a bundle that was read; answering with the other is no change."""
+    title = "VLLM::Worker"
+    threads = (
+        Thread(1, name="".join(title), kernel_stack=("futex_wait",)),
+        Thread(2, name=title[:4] + title[4:]),
+    )
+    process = Process(
+        7, command=("serve",), environ={"RANK": "1"}, versions={"torch": "2.9"}, threads=threads
+    )
+    capture = replace(_of(process), hosts=(Host("a"),))
+    for strict in (False, True):
+        (redacted,) = redact_capture(capture, RULES, strict=strict).snapshots
+        assert redacted.processes[0] is process
+    # Twin: the same process with something to hide.
+    secret = replace(process, command=("serve", "--api-key", "S3cret-0"))
+    (redacted,) = redact_capture(_of(secret), RULES).snapshots
+    assert redacted.processes[0].command[2] == "***" and redacted.processes[0].threads is threads
+
+
+def test_a_shared_stack_is_masked_for_all_who_share_it() -> None:
+    stack = Stack(
+        (Frame("f", "/srv/S3cret-77/a.py", 1), Frame("g", "/srv/b.py", 2)), Method.PY_SPY_NONBLOCKING
+    )
+    threads = tuple(Thread(n, stack=stack, kernel_stack=("S3cret-77",)) for n in range(3))
+    late = Process(7, command=("serve", "--api-key", "S3cret-77"), threads=threads)
+    (redacted,) = redact_capture(_of(replace(late, pid=5, command=()), late), RULES).snapshots
+    seen = [thread for process in redacted.processes for thread in process.threads]
+    assert {thread.stack.frames[0].file for thread in seen if thread.stack} == {"/srv/***/a.py"}
+    assert {thread.kernel_stack for thread in seen} == {("***",)}
+    assert len({id(thread.stack) for thread in seen}) == 1
+    assert seen[0].stack is not None and seen[0].stack.frames[1] is stack.frames[1]
+
+
 def _with_lines(lines: tuple[str, ...]) -> Capture:
     return replace(_of(), snapshots=(Snapshot(1.0, (), logs=(LogTail("/x.log", 1, None, lines),)),))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast, get_args, get_type_hints
 
 from hangdoctor.model import Frame, LogMessage, LogTail, Process, Stack
@@ -46,13 +47,14 @@ class _Walk:
 
     def __init__(self, visitor: Visitor) -> None:
         self._visitor = visitor
+        self._text = visitor.text
         self._frames: dict[Frame, Frame] = {}
         self._shared: dict[int, object] = {}
 
     def any(self, value: object) -> object:
         kind = type(value)
         if kind is str:
-            return self._visitor.text(cast(str, value))
+            return _unless_equal(self._visitor.text(cast(str, value)), value)
         if kind is tuple:
             return self._tuple(cast("tuple[object, ...]", value))
         if kind is Stack:
@@ -62,9 +64,12 @@ class _Walk:
             if frame not in self._frames:
                 self._frames[frame] = cast(Frame, self._record(frame))
             return self._frames[frame]
+        if is_dataclass(value):
+            return self._record(value)
         if isinstance(value, Mapping):
-            return {self._visitor.text(key): self.any(item) for key, item in value.items()}
-        return self._record(value) if is_dataclass(value) else value
+            mapped = {self._visitor.text(key): self.any(item) for key, item in value.items()}
+            return _unless_equal(mapped, value)
+        return value
 
     def _once(self, value: _T, visit: Callable[[_T], object]) -> object:
         known = self._shared.get(id(value))
@@ -82,30 +87,41 @@ class _Walk:
         return value if all(map(_is, mapped, value)) else mapped
 
     def _record(self, value: Any) -> object:
+        kind = type(value)
+        names, texts_of = _texts_of(cast(Hashable, kind))
         changed = {}
-        for name in _names_of_texts(cast(Hashable, type(value))):
-            old = getattr(value, name)
-            if old is None or old == ():
+        for name, old in zip(names, texts_of(value), strict=True):
+            if not old:
                 continue
-            new = self._special(value, name, old)
-            if new is not old:
+            new = (
+                self._text(old)
+                if type(old) is str and kind is not LogMessage
+                else self._special(kind, name, old)
+            )
+            if new is not old and new != old:
                 changed[name] = new
         return replace(value, **changed) if changed else value
 
-    def _special(self, record: object, name: str, value: Any) -> object:
-        visitor, kind = self._visitor, type(record)
+    def _special(self, kind: type, name: str, value: Any) -> object:
+        visitor = self._visitor
         if kind is Process:
             if name == "command":
-                return visitor.command(value)
+                return _unless_equal(visitor.command(value), value)
             if name == "environ":
-                return visitor.environ(value)
+                return _unless_equal(visitor.environ(value), value)
             if name == "versions":
-                return {visitor.text(key): visitor.version(item) for key, item in value.items()}
+                versions = {visitor.text(key): visitor.version(item) for key, item in value.items()}
+                return _unless_equal(versions, value)
         elif kind is LogTail and name == "lines":
-            return visitor.lines(value)
+            return _unless_equal(visitor.lines(value), value)
         elif kind is LogMessage and name == "text":
-            return visitor.lines((value,))[0]
+            return _unless_equal(visitor.lines((value,))[0], value)
         return self.any(value)
+
+
+def _unless_equal(new: object, old: object) -> object:
+    """Most texts are answered with an equal one; to take that for a change would copy the whole capture."""
+    return old if new == old else new
 
 
 def _is(one: object, other: object) -> bool:
@@ -113,13 +129,20 @@ def _is(one: object, other: object) -> bool:
 
 
 @cache
-def _names_of_texts(kind: Hashable) -> tuple[str, ...]:
-    """The fields in which a text may be: half of them are numbers. A function's name is code, and rules match it."""
+def _texts_of(kind: Hashable) -> tuple[tuple[str, ...], Callable[[object], tuple[Any, ...]]]:
+    """The fields in which a text may be, and how they are read at once; half of all fields are numbers.
+
+    A function's name is code, and rules match it.
+    """
     hints = get_type_hints(kind)
-    return tuple(
+    names = tuple(
         field.name
         for field in fields(cast(Any, kind))
         if field.name != "function" and _may_hold_text(hints[field.name])
+    )
+    # attrgetter gives a tuple from two names on.
+    return names, attrgetter(*names) if len(names) > 1 else lambda record: tuple(
+        getattr(record, n) for n in names
     )
 
 
