@@ -7,7 +7,7 @@ from hangdoctor.analysis.findings import Suspect
 from hangdoctor.analysis.progress import same_stack
 from hangdoctor.analysis.standing import is_dead
 from hangdoctor.case import Case, Member, ThreadTrack
-from hangdoctor.model import FlightEntry, Stack
+from hangdoctor.model import FlightEntry, Method, Stack
 from hangdoctor.report import Evidence, ProgressClass
 
 
@@ -87,7 +87,7 @@ def _cite_track(book: EvidenceBook, case: Case, who: str, track: ThreadTrack) ->
     stack = track.last.thread.stack
     if stack is not None and stack.frames:
         text = f"{_sameness(track, stack)}: {name_stack(stack)}"
-        ids.append(book.cite(who, stack.method.value, text, None if case.look_count > 1 else 0))
+        ids.append(book.cite(who, _source_of(stack), text, None if case.look_count > 1 else 0))
     thread = track.last.thread
     if thread.syscall is not None:
         detail = thread.syscall.detail or thread.syscall.name
@@ -146,4 +146,9 @@ def cite_victims(book: EvidenceBook, label: str, victims: tuple[Member, ...]) ->
         return None
     stack = first.lead.last.thread.stack
     alike = f"{len(victims)} wait, the first in: " if len(victims) > 1 else ""
-    return book.cite(label, stack.method.value, f"{alike}{name_stack(stack, 4)}")
+    return book.cite(label, _source_of(stack), f"{alike}{name_stack(stack, 4)}")
+
+
+def _source_of(stack: Stack) -> str:
+    """A ticket is read by people who do not know our readers."""
+    return "target memory" if stack.method is Method.MEMORY else stack.method.value
