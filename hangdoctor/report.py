@@ -293,6 +293,24 @@ class TargetInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LogLine:
+    """The line of the target's logs that says most: a failure that nothing has overtaken, else the last that is no
+    statistics."""
+
+    text: str
+    age_s: float | None
+    """Before the last look; at least, for a line without a time of its own."""
+    is_failure: bool
+    is_newest: bool
+    newest: str
+    """The newest line of that log."""
+    newest_age_s: float | None = None
+    path: str | None = None
+    """Of that log, where there are several."""
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The diagnosis, complete."""
 
@@ -310,6 +328,8 @@ class Report:
     matches: tuple[str, ...] = ()
     """Known hang signatures that fit; hints, never proof."""
     log_tail: tuple[str, ...] = ()
+    """The last lines of the log that was written last."""
+    log_line: LogLine | None = None
     timings: Timings = field(default_factory=Timings)
     bundle: str | None = None
     """Where the capture was saved."""

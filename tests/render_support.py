@@ -16,6 +16,7 @@ from hangdoctor.report import (
     Evidence,
     Group,
     Kind,
+    LogLine,
     NcclEnv,
     NextStep,
     Party,
@@ -526,6 +527,7 @@ def hostile() -> Report:
         next_steps=(NextStep(HOSTILE, HOSTILE),),
         matches=(HOSTILE,),
         log_tail=(HOSTILE, "-----BEGIN\x00nul", "```", "</details>"),
+        log_line=LogLine(HOSTILE, 61.0, True, False, HOSTILE, 2.0, path=HOSTILE, host=HOSTILE),
         bundle=HOSTILE,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from hangdoctor.analysis.describe import moved, name_thread
 from hangdoctor.analysis.evidence import EvidenceBook
 from hangdoctor.analysis.findings import Finding, Situation
 from hangdoctor.analysis.folding import fold_labels
+from hangdoctor.analysis.last_words import last_words
 from hangdoctor.analysis.matches import known_matches
 from hangdoctor.analysis.nccl import read_nccl_env
 from hangdoctor.analysis.next_steps import next_steps
@@ -62,6 +63,7 @@ def write_report(case: Case, knowledge: Knowledge) -> Report:
         next_steps=next_steps(situation, finding),
         matches=known_matches(case, knowledge, finding),
         log_tail=_log_tail(case),
+        log_line=last_words(case, knowledge),
         timings=_timings(case),
     )
 

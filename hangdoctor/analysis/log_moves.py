@@ -53,18 +53,19 @@ def log_progress(snapshots: Sequence[Snapshot]) -> LogMove:
 def _compare_logs(before: LogTail, after: LogTail) -> LogMove:
     seen = set(before.lines)
     fresh = [line for line in after.lines if line not in seen]
-    known = {_mask(line): line for line in before.lines}
+    known = {mask_numbers(line): line for line in before.lines}
     for line in reversed(fresh):
-        twin = known.get(_mask(line))
+        twin = known.get(mask_numbers(line))
         if twin is not None and any(b > a for a, b in zip(_counts(twin), _counts(line), strict=False)):
             return LogMove(ProgressClass.PROOF, line, after.pids, after.host)
-    unheard = [line for line in fresh if _mask(line) not in known]
+    unheard = [line for line in fresh if mask_numbers(line) not in known]
     if unheard:
         return LogMove(ProgressClass.WEAK, unheard[-1], after.pids, after.host)
     return LogMove(ProgressClass.ACTIVITY, fresh[-1] if fresh else None, after.pids, after.host)
 
 
-def _mask(line: str) -> str:
+def mask_numbers(line: str) -> str:
+    """What is left of a line when only its times, numbers and bars differ from another's."""
     return _NUMBER.sub("#", _BAR.sub("", _CLOCK.sub("@", line)))
 
 

@@ -22,9 +22,8 @@ MAX_EARLIER = 40
 MAX_LINE_CHARS = 2000
 MAX_LOGS = 16
 _OUTPUTS = (1, 2)
-_NUMBER = re.compile(r"\S*[1-9]\S*")
-"""A word with a number in it. Nought is kept: a server that computes and one that does not say the same but for it."""
 _RANK = re.compile(r"(?:[TPDE]P|[Rr]ank_?)\d+\b")
+_NO_DIGITS = str.maketrans("", "", "0123456789")
 _SAVE_IT = "save it and give it with --log FILE (docker logs, kubectl logs, journalctl)"
 
 
@@ -104,13 +103,20 @@ def split_lines(data: bytes, *, is_cut: bool) -> tuple[str, ...]:
 
 
 def last_of_each_kind(lines: Sequence[str]) -> tuple[str, ...]:
-    """Lines that differ in more than words with digits in them, each at its last place: what is not repeated stays."""
-    last = {_NUMBER.sub(_mask, line): place for place, line in enumerate(lines)}
+    """Lines that differ in their words or their rank, each at its last place: what is not repeated stays."""
+    last = {_kind(line): place for place, line in enumerate(lines)}
     return tuple(lines[place] for place in sorted(last.values())[-MAX_EARLIER:])
 
 
-def _mask(word: re.Match[str]) -> str:
-    return word[0] if _RANK.search(word[0]) else "#"
+def _kind(line: str) -> tuple[object, ...]:
+    """Its plain words (ids and times are none), the ranks in it, and how much of it is nought.
+
+    A server that computes and one that does not differ in the noughts of their statistics.
+    """
+    words = tuple(filter(str.isalpha, line.split()))
+    if len(words) < 2:
+        words = (line.translate(_NO_DIGITS),)
+    return (words, *_RANK.findall(line, 0, 80), line.count(" 0.0"))
 
 
 def no_log_gap(processes: Iterable[Process]) -> Gap | None:

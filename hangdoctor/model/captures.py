@@ -35,6 +35,8 @@ class LogTail:
     pids: tuple[int, ...] = ()
     host: str | None = None
     """Whose pids and whose path; set where captures of several hosts are one."""
+    earlier: tuple[str, ...] = ()
+    """Of the lines before those, redacted: the last of each kind, where a kind differs in numbers only; oldest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from hangdoctor.render import _wording as wording
 from hangdoctor.render._base import Renderer, RenderOptions
 from hangdoctor.render._citations import Citations
 from hangdoctor.render._digest import VERDICT_WORDS, Names, fold_gaps, heading, looks
+from hangdoctor.render._log_words import said_in_log
 from hangdoctor.render._wait_graph import Drawing, draw_waits
 from hangdoctor.report import Report
 
@@ -54,6 +55,8 @@ class Page:
     homes: Mapping[str, int]
     gaps: tuple[object, ...]
     differs: tuple[tuple[str, str], ...]
+    said: tuple[tuple[str, str], ...]
+    """A heading and a line of the log that is not its end."""
 
 
 def render(report: Report, options: RenderOptions) -> str:
@@ -87,6 +90,7 @@ def render(report: Report, options: RenderOptions) -> str:
         differs=tuple(
             (name, wording.fold_values(values)) for name, values in sorted(report.nccl_env.differs.items())
         ),
+        said=tuple(said_in_log(report, with_newest=False)),
     )
     text = _template().render(page=page, w=wording)
     return wording.to_entities(text) if options.ascii else text

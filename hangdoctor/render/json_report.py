@@ -21,6 +21,7 @@ from hangdoctor.report import (
     Culprit,
     Evidence,
     Group,
+    LogLine,
     NcclEnv,
     Party,
     ProcessRow,
@@ -152,9 +153,23 @@ def _report(report: Report) -> Json:
         "next_steps": [{"text": step.text, "command": step.command} for step in report.next_steps],
         "matches": list(report.matches),
         "log_tail": list(report.log_tail),
+        "log_line": _log_line(report.log_line) if report.log_line is not None else None,
         "timings": _timings(report.timings),
         "bundle": report.bundle,
         "redacted": list(report.redacted),
+    }
+
+
+def _log_line(line: LogLine) -> Json:
+    return {
+        "text": line.text,
+        "age_s": line.age_s,
+        "is_failure": line.is_failure,
+        "is_newest": line.is_newest,
+        "newest": line.newest,
+        "newest_age_s": line.newest_age_s,
+        "path": line.path,
+        "host": line.host,
     }
 
 

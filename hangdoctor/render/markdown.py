@@ -17,6 +17,7 @@ from hangdoctor.render._digest import (
     looks,
     reasoning,
 )
+from hangdoctor.render._log_words import said_in_log
 from hangdoctor.render._markdown_text import cell, code, details, escape, fence, table
 from hangdoctor.render._wording import (
     call,
@@ -325,8 +326,13 @@ def _thread(thread: ThreadRow, frames: int) -> list[str]:
 
 
 def _log(report: Report, limit: int) -> str:
+    said = "".join(
+        f"{escape(clip(head, _CELL))}:\n\n{fence([clip(line, 400)])}\n\n"
+        for head, line in said_in_log(report, with_newest=False)
+    )
     lines = [clip(line, 400) for line in report.log_tail[-limit:]]
-    return details(f"End of the log ({count(len(lines), 'line')})", fence(lines)) if lines else ""
+    tail = details(f"End of the log ({count(len(lines), 'line')})", fence(lines)) if lines else ""
+    return (said + tail).rstrip()
 
 
 def _footer(report: Report, shortened: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from rich.text import Text
 from hangdoctor.model import Frame
 from hangdoctor.render._base import Renderer, RenderOptions
 from hangdoctor.render._digest import VERDICT_WORDS, Names, fold_gaps, fold_waits, group_state, heading, looks
+from hangdoctor.render._log_words import said_in_log
 from hangdoctor.render._wording import (
     bar,
     brief_stack,
@@ -296,11 +297,10 @@ class _Page:
 
     def _log(self) -> None:
         tail = self.report.log_tail
-        if not tail:
-            return
         self.blank()
-        if not self.detail:
-            self.put(("Last in the log  ", "bold"), clip(tail[-1], 2 * self.width), hanging=2)
+        for head, line in said_in_log(self.report, with_newest=not self.detail):
+            self.put((f"{clean(head)}  ", "bold"), clip(line, 2 * self.width), hanging=2)
+        if not tail or not self.detail:
             return
         self.put(("End of the log", "bold"))
         for line in tail:
