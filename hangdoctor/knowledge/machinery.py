@@ -10,6 +10,7 @@ from hangdoctor.knowledge.frames import FramePattern, StackContext
 from hangdoctor.model import Frame, Thread
 
 _MAX_STACKS = 20_000
+_MAX_IDENTITIES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class MachineryFinder:
         self.rules = tuple(rules)
         self._by_name: dict[tuple[str | None, str | None], str | None] = {}
         self._by_stack: dict[tuple[Frame, ...], str | None] = {}
+        self._by_identity: dict[int, tuple[tuple[Frame, ...], str | None]] = {}
+        """The frames are kept, or another stack would get their identity."""
 
     def find(self, thread: Thread) -> str | None:
         """The name of the pool that the thread belongs to, or ``None`` for a thread that may do real work."""
@@ -50,6 +53,14 @@ class MachineryFinder:
         if thread.stack is None:
             return None
         frames = thread.stack.frames
+        known = self._by_identity.get(id(frames))
+        if known is None:  # to look them up by what they are takes their hash, 15 us for 40 frames
+            if len(self._by_identity) >= _MAX_IDENTITIES:
+                self._by_identity.clear()
+            known = self._by_identity[id(frames)] = (frames, self._find_by_frames(frames))
+        return known[1]
+
+    def _find_by_frames(self, frames: tuple[Frame, ...]) -> str | None:
         if frames not in self._by_stack:
             if len(self._by_stack) >= _MAX_STACKS:
                 self._by_stack.clear()

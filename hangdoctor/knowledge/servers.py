@@ -42,13 +42,13 @@ class ServerFinder:
         return known.name if known is not None and known.kind != "library" else None
 
     def _by_stack(self, process: Process) -> str | None:
-        for thread in process.threads:
-            if thread.stack is None:
-                continue
-            found = self._roles.by_stack(thread.stack, None)
+        # Two hundred threads of a pool are in one place.
+        stacks = {id(thread.stack): thread.stack for thread in process.threads if thread.stack is not None}
+        for stack in stacks.values():
+            found = self._roles.by_stack(stack, None)
             if found is not None and found.role.server in self._servers:
                 return found.role.server
-            for frame in reversed(thread.stack.frames):
+            for frame in reversed(stack.frames):
                 package = _package(frame.file)
                 if package in self._packages:
                     return self._packages[package]

@@ -50,6 +50,8 @@ class _Walk:
         self._text = visitor.text
         self._frames: dict[Frame, Frame] = {}
         self._shared: dict[int, object] = {}
+        self._harmless: set[str] = set()
+        """Texts that the visitor left as they are. What it learns later does not matter: then it walks once more."""
 
     def any(self, value: object) -> object:
         kind = type(value)
@@ -93,11 +95,14 @@ class _Walk:
         for name, old in zip(names, texts_of(value), strict=True):
             if not old:
                 continue
-            new = (
-                self._text(old)
-                if type(old) is str and kind is not LogMessage
-                else self._special(kind, name, old)
-            )
+            if type(old) is not str or kind is LogMessage:
+                new = self._special(kind, name, old)
+            elif old in self._harmless:
+                continue
+            else:
+                new = self._text(old)
+                if new == old:
+                    self._harmless.add(old)
             if new is not old and new != old:
                 changed[name] = new
         return replace(value, **changed) if changed else value
@@ -112,7 +117,7 @@ class _Walk:
             if name == "versions":
                 versions = {visitor.text(key): visitor.version(item) for key, item in value.items()}
                 return _unless_equal(versions, value)
-        elif kind is LogTail and name == "lines":
+        elif kind is LogTail and name in ("lines", "earlier"):
             return _unless_equal(visitor.lines(value), value)
         elif kind is LogMessage and name == "text":
             return _unless_equal(visitor.lines((value,))[0], value)
