@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import itertools
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -16,11 +17,12 @@ from typing import Any
 import pytest
 
 from hangdoctor.collect import Plan, dumps, own_stacks, schedule, stack_sources, stacks, take_capture
-from hangdoctor.collect.cpython import interpreter
+from hangdoctor.collect.cpython import interpreter, layouts, traces
 from hangdoctor.collect.cpython.frames import FrameReader
 from hangdoctor.collect.cpython.lines import find_line
 from hangdoctor.collect.cpython.traces import Trace, trace_threads
 from hangdoctor.collect.deadline import Trouble
+from hangdoctor.collect.memory import PAGE, Memory
 from hangdoctor.collect.own_stacks import read_stacks
 from hangdoctor.collect.stacks import Dump
 from hangdoctor.model import Gap, Method, Process
@@ -144,6 +146,27 @@ def test_a_thread_made_by_c_code_may_have_any_root(monkeypatch: pytest.MonkeyPat
     with stuck("c_threads.py", 3, 4, "own") as target:
         dump = read_stacks(target.pid)
     assert dump is not None and not dump.torn
+
+
+def test_a_chain_that_goes_in_a_circle_ends() -> None:
+    layout = layouts._LAYOUTS[3, 12].frame
+    assert layout is not None
+    page = bytearray(PAGE)
+    struct.pack_into("<Q", page, 64 + layout.code, 0x5000)
+    struct.pack_into("<Q", page, 64 + layout.previous, 0x4040)
+    memory = Memory(0)
+    memory.pages[0x4000] = bytes(page)
+    trace = traces._follow(0x4040, traces._Head(layout), memory)
+    assert len(trace.points) == traces.MAX_FRAMES and not trace.is_whole
+
+
+def test_a_process_has_so_many_frames_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "MAX_POINTS", 12)
+    with stuck("c_threads.py", 7, 20, "own") as target:
+        dump = read_stacks(target.pid)
+    assert dump is not None and len(dump.threads) == 8
+    whole = [thread for thread in dump.threads if thread.pthread not in dump.torn]
+    assert len(whole) == 1 and len(whole[0].frames) > 20
 
 
 def test_what_is_no_python_has_none() -> None:

@@ -40,14 +40,12 @@ def read_memory(asked: Asked) -> Dump | None:
 def ask_memory(readers: Readers, processes: Iterable[Process]) -> Answers[Asked, Dump | None]:
     """Begins to read the stacks of the Python processes among ``processes``."""
     has_module = remote_debugging.is_here()
-    limit_s = own_stacks.PROCESS_S * patience()
+    asked = [process for process in processes if is_python(process)]
+    most_threads = max((process.thread_count or 1 for process in asked), default=1)
+    limit_s = (own_stacks.PROCESS_S + own_stacks.PER_THREAD_S * most_threads) * patience()
     return readers.ask(
         read_memory,
-        [
-            Asked(process.pid, has_module and remote_debugging.is_same_version(process))
-            for process in processes
-            if is_python(process)
-        ],
+        [Asked(process.pid, has_module and remote_debugging.is_same_version(process)) for process in asked],
         item_s=limit_s,
         total_s=4 * limit_s,
         belongs_to=lambda asked: asked.pid,

@@ -7,8 +7,9 @@ threads stand there. 480 threads of 40 frames each take 20 ms; py-spy, which mak
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState
 from hangdoctor.collect.cpython.layouts import FRAME_SHIM, FrameLayout, OldFrameLayout
@@ -16,6 +17,8 @@ from hangdoctor.collect.memory import PAGE, Memory
 
 MAX_FRAMES = 4096
 """A thread, as in py-spy. Python itself stops a recursion after 1,000 calls, unless told otherwise."""
+MAX_POINTS = 500_000
+"""A process: ten times what a thousand threads of a server have. Chains that go in circles must not fill our memory."""
 _TAG_BITS = 7
 _PAGES_BEFORE = 3
 """Of the innermost frame: CPython keeps frames in chunks of 16 KiB that grow upwards (Python/pystate.c)."""
@@ -43,13 +46,20 @@ def trace_threads(interpreter: Interpreter, memory: Memory) -> list[Trace]:
 
     Raises ``OSError`` only where the whole process cannot be read.
     """
-    layout = interpreter.layout.frame
+    layout, old = interpreter.layout.frame, interpreter.layout.old_frame
     if layout is not None:
-        return _trace_all(interpreter.threads, layout, memory)
-    old = interpreter.layout.old_frame
-    if old is not None:
-        return [_trace_old(thread, old, memory) for thread in interpreter.threads]
-    return [_BROKEN for _ in interpreter.threads]
+        tops = _find_tops(interpreter.threads, layout, memory)
+        follow: Callable[[int], Trace] = partial(_follow, head=_Head(layout), memory=memory)
+    elif old is not None:
+        tops = [_word_at(memory, thread.address + old.current) for thread in interpreter.threads]
+        follow = partial(_follow_old, layout=old, memory=memory)
+    else:
+        return [_BROKEN for _ in interpreter.threads]
+    traces, left = [], MAX_POINTS
+    for top in tops:
+        traces.append(_BROKEN if top is None or left <= 0 else follow(top))
+        left -= len(traces[-1].points)
+    return traces
 
 
 def unit_of(point: Point, layout: FrameLayout | None) -> int:
@@ -61,15 +71,15 @@ def unit_of(point: Point, layout: FrameLayout | None) -> int:
     return instruction if layout is None else (instruction - code - layout.bytecode) // 2
 
 
-def _trace_all(threads: Sequence[ThreadState], layout: FrameLayout, memory: Memory) -> list[Trace]:
+def _find_tops(threads: Sequence[ThreadState], layout: FrameLayout, memory: Memory) -> list[int | None]:
+    """The innermost frame of each thread, 0 where it has none, ``None`` where that cannot be read."""
     memory.prefetch([thread.address + layout.current for thread in threads])
     tops = [_word_at(memory, thread.address + layout.current) for thread in threads]
     if layout.via_cframe is not None:
         memory.prefetch([top + layout.via_cframe for top in tops if top])
         tops = [_word_at(memory, top + layout.via_cframe) if top else top for top in tops]
     memory.prefetch([top for top in tops if top], pages_before=_PAGES_BEFORE)
-    head = _Head(layout)
-    return [_BROKEN if top is None else _trace(top, head, memory) for top in tops]
+    return tops
 
 
 def _word_at(memory: Memory, address: int) -> int | None:
@@ -96,7 +106,7 @@ class _Head:
         )
 
 
-def _trace(address: int, head: _Head, memory: Memory) -> Trace:
+def _follow(address: int, head: _Head, memory: Memory) -> Trace:
     """Written for speed: this loop is most of what a look at many threads costs."""
     pages, unpack, size = memory.pages, head.unpack_from, head.size
     at_code, at_instruction, at_owner, at_previous = head.places
@@ -119,15 +129,15 @@ def _trace(address: int, head: _Head, memory: Memory) -> Trace:
     return Trace(tuple(points), outermost, False)
 
 
-def _trace_old(thread: ThreadState, layout: OldFrameLayout, memory: Memory) -> Trace:
+def _follow_old(address: int, layout: OldFrameLayout, memory: Memory) -> Trace:
     points: list[Point] = []
     outermost = 0
     try:
-        address = memory.u64(thread.address + layout.current)
         for _ in range(MAX_FRAMES):
             if not address:
                 return Trace(tuple(points), outermost, True)
-            points.append((memory.u64(address + layout.code), memory.u32(address + layout.last_instruction)))
+            code, at = memory.u64(address + layout.code), memory.u32(address + layout.last_instruction)
+            points.append((code, at))
             outermost, address = address, memory.u64(address + layout.previous)
     except OSError:
         pass
