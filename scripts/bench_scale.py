@@ -168,6 +168,7 @@ def measure(ranks: int, recorded: Capture, knowledge: Knowledge) -> tuple[Second
     """From the bundles of all hosts to the report."""
     bundles = [_packed(capture) for capture in job_of(ranks, recorded)]
     gc.collect()
+    gc.disable()  # as the command does
     times = [time.perf_counter()]
     shared = bundle.Shared()
     captures = [bundle.read(io.BytesIO(data), shared=shared) for data in bundles]
@@ -179,6 +180,7 @@ def measure(ranks: int, recorded: Capture, knowledge: Knowledge) -> tuple[Second
     times.append(time.perf_counter())
     report = diagnose(merged, knowledge)
     times.append(time.perf_counter())
+    gc.enable()
     return Seconds(*(later - sooner for sooner, later in pairwise(times))), report
 
 

@@ -276,6 +276,22 @@ def thread_with(frames: tuple[Frame, ...]) -> Thread:
     return Thread(tid=17, stack=Stack(frames, Method.PY_SPY_NATIVE))
 
 
+def test_a_stack_that_takes_the_place_of_another_in_memory_is_looked_at_anew() -> None:
+    """What stands at an address is remembered; freed stacks hand theirs on to the next."""
+    pools = {"idle": "idle executor", "work": None}
+    texts = {
+        "idle": "_worker concurrent/futures/thread.py | Thread.run threading.py",
+        "work": "step train.py | main x.py",
+    }
+    seen = set()
+    for number in range(5_000):
+        kind = "work" if number % 3 else "idle"
+        worker = thread(frames=texts[kind])
+        assert KNOWLEDGE.machinery(worker) == pools[kind]
+        seen.add(id(worker.stack.frames) if worker.stack else None)
+    assert len(seen) < 5_000, "no address was used twice, so nothing was tried"
+
+
 def test_64_ranks_of_200_threads_match_in_less_than_a_second() -> None:
     """Measured here: 0.25 s. Every stack is different, so that remembering whole stacks does not help."""
     text = " | ".join(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from hangdoctor.knowledge import load_knowledge
 from hangdoctor.knowledge.catalogue import RoleKind
 from hangdoctor.knowledge.roles import read_rank
 from hangdoctor.model import Process, Rank
@@ -78,6 +79,21 @@ def test_ranks_from_the_environment(text: str, rank: Rank) -> None:
     found = KNOWLEDGE.find_role(process(text), None)
     assert found is not None
     assert (found.role.kind, found.rank, found.source) == (RoleKind.RANK, rank, "environment")
+
+
+def test_one_command_line_for_all_is_not_one_rank_for_all() -> None:
+    """What a command line says is remembered, what the environment says is not."""
+    finder = load_knowledge()
+    ranks = [
+        finder.find_role(process(f"RANK={n} LOCAL_RANK=0 python train.py"), "torchrun") for n in (5, 2, 5)
+    ]
+    assert [found.rank.global_rank for found in ranks if found and found.rank] == [5, 2, 5]
+    without = finder.find_role(process("python train.py"), "torchrun")
+    assert without is None or without.rank is None
+    # Nor is one server's answer another's.
+    title = process("sglang::scheduler_TP1")
+    here, there = (finder.find_role(title, server) for server in ("sglang", "vllm"))
+    assert here is not None and here.rank == Rank(tp=1) and there != here
 
 
 def test_a_rank_variable_inherited_by_a_server_process_is_no_rank_of_it() -> None:
