@@ -74,14 +74,15 @@ def holders(dump: Dump) -> set[int | None]:
 _HOT_STACKS = {("spin",), ("branch", "spin"), ("leaf", "branch", "spin")}
 
 
+@pytest.mark.parametrize("program", ["c_spin.py", "c_spin_c.py"])
 @pytest.mark.parametrize("python", list_pythons(), ids=lambda path: "-".join(Path(path).parts[-3:]))
-def test_no_stack_is_made_up_of_a_thread_that_runs_hot(python: str) -> None:
+def test_no_stack_is_made_up_of_a_thread_that_runs_hot(python: str, program: str) -> None:
     """Three threads go up and down three calls without a rest: what is believed has been there.
 
     (py-spy fails for a third to four fifths of such processes, and 1 to 5 % of what it then says never was.)
     """
     believed: list[tuple[str, ...]] = []
-    with stuck("c_spin.py", 3, python=python) as target:
+    with stuck(program, 3, python=python) as target:
         for _ in range(60):
             dump = read_stacks(target.pid)
             assert dump is not None

@@ -33,6 +33,8 @@ _LOOKS = 3
 _NAME_INDEX = 1
 """``Thread.__init__`` sets ``_target`` and then ``_name`` (Lib/threading.py of 3.10 to 3.14)."""
 _TYPE = 8
+_TRAMPOLINE = "<interpreter trampoline>"
+"""3.12's entry frames (Python/pylifecycle.c)."""
 
 
 def read_stacks(pid: int) -> Dump | None:
@@ -70,7 +72,10 @@ class _Seen:
     is_broken: bool
     """A frame cannot be what it should be."""
     is_doubtful: bool
-    """Broken, or it does not end where Python's stacks end: torn, or a thread that C code made."""
+    """Broken, or it does not end where Python's stacks end: torn, or a thread that C code made.
+
+    So is one without frames: between two frames of C a thread that runs seems to have none.
+    """
 
 
 def _settle(first: dict[int, _Seen], second: dict[int, _Seen]) -> dict[int, _Seen]:
@@ -97,7 +102,7 @@ def _look(interpreter: Interpreter, table: FrameTable) -> dict[int, _Seen]:
     seen = {}
     for state, trace in zip(interpreter.threads, reader.traces, strict=True):
         frames = reader.frames_of(trace.points)
-        is_broken = not trace.is_whole or not all(frame.function and frame.file for frame in frames)
+        is_broken = not trace.is_whole or not all(map(_can_be, frames))
         thread = DumpedThread(
             pthread=state.ident or state.address,
             tid=state.tid,
@@ -105,9 +110,14 @@ def _look(interpreter: Interpreter, table: FrameTable) -> dict[int, _Seen]:
             owns_gil=state.tid == holder,
             frames=frames,
         )
-        is_doubtful = is_broken or bool(frames and not is_rooted(frames))
+        is_doubtful = is_broken or not frames or not is_rooted(frames)
         seen[thread.pthread] = _Seen(thread, is_broken, is_doubtful)
     return seen
+
+
+def _can_be(frame: Frame) -> bool:
+    """A frame of the interpreter itself stands in for C code and is left out, unless it was read while it was made."""
+    return bool(frame.function and frame.file) and frame.function != _TRAMPOLINE
 
 
 class StackReader:
