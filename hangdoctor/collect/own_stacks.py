@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from hangdoctor.collect.cpython.attributes import read_attributes
 from hangdoctor.collect.cpython.frames import FrameReader
 from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState, find_interpreter
+from hangdoctor.collect.cpython.layouts import TAG_BITS
 from hangdoctor.collect.cpython.traces import Point, Trace, trace_threads, unit_of
 from hangdoctor.collect.memory import Memory, read_regions
 from hangdoctor.collect.namespaces import map_threads
@@ -148,7 +149,7 @@ class StackReader:
         if layout is None or not frames or frames[-1].function.rpartition(".")[2] != "_bootstrap":
             return None
         try:
-            instance = self._memory.u64(trace.outermost + layout.slots) & ~7
+            instance = self._memory.u64(trace.outermost + layout.slots) & ~TAG_BITS
             values = read_attributes(self._interpreter, self._memory, instance)
             if len(values) <= _NAME_INDEX or not self._is_text(trace.points[-1][0], values[_NAME_INDEX]):
                 return None

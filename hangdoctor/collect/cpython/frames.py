@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState
-from hangdoctor.collect.cpython.layouts import FRAME_SHIM, FrameLayout, OldFrameLayout
+from hangdoctor.collect.cpython.layouts import FRAME_SHIM, TAG_BITS, FrameLayout, OldFrameLayout
 from hangdoctor.collect.cpython.lines import find_line
 from hangdoctor.collect.memory import PAGE, Memory
 
@@ -28,8 +28,6 @@ _ASCII_DATA = 40
 """Of a compact ASCII ``str`` (PyASCIIObject); 48 in 3.10 and 3.11, which also keep wstr."""
 _STATE, _TEXT_BYTES = 32, 1024
 _WORD = struct.Struct("<Q")
-TAG_BITS = 7
-"""3.14 keeps reference-counting tags in the low bits of what is on a stack; objects are 8-aligned or better."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ Version = tuple[int, int]
 COOKIE = b"xdebugpy"
 FRAME_SHIM = 3
 """``owner`` from here on marks frames that stand for C code (FRAME_OWNED_BY_CSTACK, _INTERPRETER)."""
+TAG_BITS = 7
+"""3.14 keeps reference-counting tags in the low bits of what is on a stack; objects are 8-aligned or better."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState
-from hangdoctor.collect.cpython.layouts import FRAME_SHIM, FrameLayout, OldFrameLayout
+from hangdoctor.collect.cpython.layouts import FRAME_SHIM, TAG_BITS, FrameLayout, OldFrameLayout
 from hangdoctor.collect.memory import PAGE, Memory
 
 MAX_FRAMES = 4096
 """A thread, as in py-spy. Python itself stops a recursion after 1,000 calls, unless told otherwise."""
 MAX_POINTS = 500_000
 """A process: ten times what a thousand threads of a server have. Chains that go in circles must not fill our memory."""
-_TAG_BITS = 7
 _PAGES_BEFORE = 3
 """Of the innermost frame: CPython keeps frames in chunks of 16 KiB that grow upwards (Python/pystate.c)."""
 
@@ -121,7 +120,7 @@ def _follow(address: int, head: _Head, memory: Memory) -> Trace:
                 data, at = memory.read(address, size), 0
             fields = unpack(data, at)
             if fields[at_owner] < FRAME_SHIM:
-                points.append((fields[at_code] & ~_TAG_BITS, fields[at_instruction]))
+                points.append((fields[at_code] & ~TAG_BITS, fields[at_instruction]))
                 outermost = address
             address = fields[at_previous]
     except OSError:
