@@ -138,7 +138,8 @@ class _SharedStacks:
         key = (tuple(map(id, frames)), stack.method.value, stack.is_torn)
         known = self._stacks.get(key)
         if known is None:
-            known = self._stacks[key] = replace(stack, frames=frames)
+            is_new = all(a is b for a, b in zip(frames, stack.frames, strict=True))
+            known = self._stacks[key] = stack if is_new else replace(stack, frames=frames)
         return known
 
 

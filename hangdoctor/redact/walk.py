@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, cast, get_args, get_type_hints
 from hangdoctor.model import Frame, LogMessage, LogTail, Process, Stack
 
 _T = TypeVar("_T")
+_S = TypeVar("_S")
 
 
 class Visitor(Protocol):
@@ -48,30 +49,46 @@ class _Walk:
     def __init__(self, visitor: Visitor) -> None:
         self._visitor = visitor
         self._text = visitor.text
+        self._visits: dict[type, Callable[[Any], object]] = {}
         self._frames: dict[Frame, Frame] = {}
         self._shared: dict[int, object] = {}
         self._harmless: set[str] = set()
         """Texts that the visitor left as they are. What it learns later does not matter: then it walks once more."""
 
     def any(self, value: object) -> object:
+        """Visit anything; how is decided once a type."""
         kind = type(value)
-        if kind is str:
-            return _unless_equal(self._visitor.text(cast(str, value)), value)
-        if kind is tuple:
-            return self._tuple(cast("tuple[object, ...]", value))
-        if kind is Stack:
-            return self._once(value, self._record)
-        if kind is Frame:
-            frame = cast(Frame, value)
-            if frame not in self._frames:
-                self._frames[frame] = cast(Frame, self._record(frame))
-            return self._frames[frame]
-        if is_dataclass(value):
-            return self._record(value)
-        if isinstance(value, Mapping):
-            mapped = {self._visitor.text(key): self.any(item) for key, item in value.items()}
-            return _unless_equal(mapped, value)
-        return value
+        visit = self._visits.get(kind)
+        if visit is None:
+            visit = self._visits[kind] = self._visit_of(kind)
+        return visit(value)
+
+    def _visit_of(self, kind: type) -> Callable[[Any], object]:
+        special: dict[type, Callable[[Any], object]] = {
+            str: self._word,
+            tuple: self._tuple,
+            Frame: self._frame,
+            Stack: self._stack,
+        }
+        if kind in special:
+            return special[kind]
+        if is_dataclass(kind):
+            return self._record
+        return self._mapping if issubclass(kind, Mapping) else lambda value: value
+
+    def _word(self, text: str) -> str:
+        return _unless_equal(self._text(text), text)
+
+    def _stack(self, stack: Stack) -> object:
+        return self._once(stack, self._record)
+
+    def _frame(self, frame: Frame) -> Frame:
+        if frame not in self._frames:
+            self._frames[frame] = cast(Frame, self._record(frame))
+        return self._frames[frame]
+
+    def _mapping(self, value: Mapping[str, object]) -> object:
+        return _unless_equal({self._text(key): self.any(item) for key, item in value.items()}, value)
 
     def _once(self, value: _T, visit: Callable[[_T], object]) -> object:
         known = self._shared.get(id(value))
@@ -79,10 +96,8 @@ class _Walk:
             known = self._shared[id(value)] = visit(value)
         return known
 
-    def _tuple(self, value: tuple[object, ...]) -> tuple[object, ...]:
-        if value and type(value[0]) is str:
-            return cast("tuple[object, ...]", self._once(value, self._each))
-        return self._each(value)
+    def _tuple(self, value: tuple[object, ...]) -> object:
+        return self._once(value, self._each) if value and type(value[0]) is str else self._each(value)
 
     def _each(self, value: tuple[object, ...]) -> tuple[object, ...]:
         mapped = tuple(map(self.any, value))
@@ -124,7 +139,7 @@ class _Walk:
         return self.any(value)
 
 
-def _unless_equal(new: object, old: object) -> object:
+def _unless_equal(new: _S, old: _S) -> _S:
     """Most texts are answered with an equal one; to take that for a change would copy the whole capture."""
     return old if new == old else new
 
