@@ -94,6 +94,7 @@ def test_a_telling_newest_line_is_shown_once(tmp_path: Path) -> None:
 def test_lines_that_are_not_repeated_survive_before_the_tail() -> None:
     lines = [f"{n:03} statistics {n}" for n in range(500)]
     lines[17] = "ValueError: bad shape"
+    lines[16] = "MIIEowIBAAKCAQEA"
     lines[18] = lines[19] = "018 (TP1) statistics 0"
     assert logs.last_of_each_kind(lines) == ("ValueError: bad shape", lines[19], "499 statistics 499")
 

@@ -136,7 +136,7 @@ def planted() -> tuple[Capture, Canaries]:
     snapshot = Snapshot(
         1.0,
         (main, Process(8, command=(title,)), Process(9, command=shell)),
-        logs=(LogTail(f"/logs/{other}.log", 5, None, lines),),
+        logs=(LogTail(f"/logs/{other}.log", 5, None, lines, earlier=lines),),
         file_locks=(FileLock("flock", f"/locks/{leak}", 7),),
         gaps=(Gap("py-spy", "pid 7", f"failed: {leak}", f"try {other}"),),
         messages=(LogMessage("watchdog", f"api_key={canary.new()}", fields={"line": f"got {leak}"}),),

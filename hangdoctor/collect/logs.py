@@ -103,8 +103,11 @@ def split_lines(data: bytes, *, is_cut: bool) -> tuple[str, ...]:
 
 
 def last_of_each_kind(lines: Sequence[str]) -> tuple[str, ...]:
-    """Lines that differ in their words or their rank, each at its last place: what is not repeated stays."""
-    last = {_kind(line): place for place, line in enumerate(lines)}
+    """Lines that differ in their words or their rank, each at its last place: what is not repeated stays.
+
+    A single word says nothing, and may be a line of a key whose first line was left out, so that nobody masks it.
+    """
+    last = {_kind(line): place for place, line in enumerate(lines) if " " in line or ":" in line}
     return tuple(lines[place] for place in sorted(last.values())[-MAX_EARLIER:])
 
 

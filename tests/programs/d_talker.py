@@ -50,8 +50,8 @@ def write_statistics():
 for name in STORY[sys.argv[1]]:
     tell(name, 400)
 for number in range(200):
-    tell("statistics", 300 - 1.5 * number)
     print(TEXT["access"].format(number), flush=True)
+    tell("statistics", 300 - 1.5 * number)
 if sys.argv[1:] == ["failed", "at-last"]:
     tell("failed", 0)
 else:
