@@ -448,6 +448,29 @@ def test_twin_all_ranks_in_the_same_collective_names_nobody_alone() -> None:
     assert len(report.verdict.culprits) == WORLD
 
 
+@pytest.mark.parametrize(
+    ("states", "cited"),
+    [
+        (
+            ("completed", "started", "scheduled"),
+            "oldest collective that is not over is #2 all_reduce (started)",
+        ),
+        (("completed", "completed", "completed"), "newest collective is #3 all_reduce (completed)"),
+    ],
+    ids=["two are queued", "all are over"],
+)
+def test_the_collective_that_is_cited_is_the_one_that_the_rules_go_by(
+    states: tuple[str, ...], cited: str
+) -> None:
+    """A later one queues behind the one that does not end: naming it would lead to the wrong call."""
+    flight = tuple(FlightEntry("0", "all_reduce", n, state=state) for n, state in enumerate(states, 1))
+    culprit = rank(ODD, WORLD, [frames("tokenize /job/data.py:7")], syscall=SLEEP, flight=[flight] * 3)
+    report = diagnosis(job(culprit))
+    assert [entry.text for entry in report.evidence if entry.source == "flight recorder"] == [
+        f"group 0: {cited}"
+    ]
+
+
 def in_groups(pending: str, used: str) -> tuple[FlightEntry, ...]:
     """What the recorder of a rank holds that waits in one group and was in others before."""
     over = tuple(FlightEntry(group, "gloo:barrier", 1, state="retired") for group in used)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from hangdoctor.analysis.describe import name_member, name_stack, name_thread
 from hangdoctor.analysis.findings import Suspect
 from hangdoctor.analysis.progress import same_stack
+from hangdoctor.analysis.recorder import DONE, current_entries
 from hangdoctor.analysis.standing import is_dead
 from hangdoctor.case import Case, Member, ThreadTrack
-from hangdoctor.model import FlightEntry, Method, Stack
+from hangdoctor.model import Method, Stack
 from hangdoctor.report import Evidence, ProgressClass
+
+_GROUPS = 4
+"""Of the process groups of a rank, so many are cited."""
 
 
 class EvidenceBook:
@@ -57,25 +61,14 @@ def cite_suspect(book: EvidenceBook, case: Case, suspect: Suspect) -> tuple[str,
                 f"no file, byte, page or compile step moved in {case.window_s:.0f} s",
             )
         )
-    for entry in _newest_entries(member):
-        text = (
-            f"group {entry.group}: newest collective is #{entry.sequence} {entry.op} ({entry.state or '?'})"
-        )
+    for group, entry in list(current_entries(member.last.flight).items())[:_GROUPS]:
+        which = "newest collective" if entry.state in DONE else "oldest collective that is not over"
+        text = f"group {group}: {which} is #{entry.sequence} {entry.op} ({entry.state or '?'})"
         ids.append(book.cite(subject, "flight recorder", text))
     for child in member.compilers[:4]:
         text = f"child {child.comm} (pid {child.pid}), state {child.state}"
         ids.append(book.cite(subject, "/proc", text))
     return tuple(ids)
-
-
-def _newest_entries(member: Member) -> list[FlightEntry]:
-    """One entry a process group, the newest."""
-    newest: dict[str, FlightEntry] = {}
-    for entry in member.last.flight:
-        known = newest.get(entry.group)
-        if entry.sequence is not None and (known is None or entry.sequence >= (known.sequence or 0)):
-            newest[entry.group] = entry
-    return list(newest.values())[:4]
 
 
 def _tracer(member: Member) -> str:

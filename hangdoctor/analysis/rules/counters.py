@@ -9,16 +9,17 @@ guilty (the root of a broadcast is done early).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
+from hangdoctor.analysis.recorder import DONE, by_group
 from hangdoctor.analysis.timers import alarm_of
 from hangdoctor.case import Case, Member
 from hangdoctor.model import FlightEntry, Method, Rank
 from hangdoctor.report import Cause, Confidence, Kind
 
-_DONE = ("completed", "retired")
 _EVEN = ("allreduce", "broadcast", "allgatherbase", "reducescatterbase", "barrier")
 """Operations of which all ranks give the same sizes."""
 _PAIRED = ("send", "recv", "coalesced", "unknown", "?")
@@ -69,11 +70,7 @@ def _count(case: Case) -> dict[str, list[_Count]]:
     for member in case.ranks:
         if _shows_where_it_stands(member):
             continue
-        entries: dict[str, list[FlightEntry]] = defaultdict(list)
-        for entry in member.last.flight:
-            if entry.sequence is not None:
-                entries[entry.group].append(entry)
-        for group, own in entries.items():
+        for group, own in by_group(member.last.flight).items():
             rows[group].append(_read(member, own))
     return rows
 
@@ -85,8 +82,8 @@ def _shows_where_it_stands(member: Member) -> bool:
     return stack is None or stack.method not in (Method.TRACEBACK, Method.FLIGHT_RECORDER)
 
 
-def _read(member: Member, entries: list[FlightEntry]) -> _Count:
-    done = [e.sequence or 0 for e in entries if e.state in _DONE]
+def _read(member: Member, entries: Sequence[FlightEntry]) -> _Count:
+    done = [e.sequence or 0 for e in entries if e.state in DONE]
     stuck = min((e for e in entries if e.state == "started"), key=lambda e: e.sequence or 0, default=None)
     # A bare time-out says neither what was enqueued after it nor, strictly, that all before it is done; in
     # order on one stream the latter holds.

@@ -8,6 +8,7 @@ from itertools import combinations
 from hangdoctor.analysis.findings import Finding, Rule, Situation, Suspect
 from hangdoctor.analysis.folding import fold_labels
 from hangdoctor.analysis.ras_view import behind
+from hangdoctor.analysis.recorder import DONE, by_group, current_entries
 from hangdoctor.analysis.standing import collective_name, in_collective, is_idle, is_settled
 from hangdoctor.case import Case, Member
 from hangdoctor.model import Activity, FlightEntry
@@ -66,7 +67,7 @@ def _different_at_one_number(case: Case) -> Finding | None:
                 at[(entry.group, entry.sequence)].append((member, entry))
     for (group, _), rows in sorted(at.items(), key=lambda item: item[0]):
         kinds = Counter(_identity(entry) for _, entry in rows)
-        stuck = [m for m, entry in rows if entry.state not in _DONE and _waits_for_peers(m)]
+        stuck = [m for m, entry in rows if entry.state not in DONE and _waits_for_peers(m)]
         if len(kinds) > 1 and stuck and not _is_uneven(rows):
             return _finding(Confidence.CERTAIN, f"in group {group} {_tell(rows)}", _odd_ones(rows))
     return None
@@ -83,8 +84,8 @@ def _finished_alone(case: Case) -> Finding | None:
     for member in case.ranks:
         if not _waits_for_peers(member):
             continue
-        for group, mine in _current_entries(member).items():
-            if mine.state in _DONE or not any(op in mine.op for op in _SYMMETRIC):
+        for group, mine in current_entries(member.last.flight).items():
+            if mine.state in DONE or not any(op in mine.op for op in _SYMMETRIC):
                 continue
             sequence = mine.sequence or 0
             if max((last for last, _ in finished.get(group, ())), default=-1) < sequence:
@@ -107,13 +108,9 @@ def _finished(case: Case) -> dict[str, list[tuple[int, Member]]]:
     """For each group the ranks that have nothing of it open, with the last number that they have finished."""
     found: dict[str, list[tuple[int, Member]]] = defaultdict(list)
     for member in case.ranks:
-        by_group: dict[str, list[FlightEntry]] = defaultdict(list)
-        for entry in member.last.flight:
-            if entry.sequence is not None:
-                by_group[entry.group].append(entry)
-        for group, entries in by_group.items():
+        for group, entries in by_group(member.last.flight).items():
             states = {e.state for e in entries}
-            if "completed" in states and states <= set(_DONE):
+            if "completed" in states and states <= set(DONE):
                 found[group].append((max(e.sequence or 0 for e in entries), member))
     return found
 
@@ -155,7 +152,11 @@ def _crossed(case: Case) -> Finding | None:
 
 
 def _pending(member: Member) -> dict[str, FlightEntry]:
-    return {group: entry for group, entry in _current_entries(member).items() if entry.state not in _DONE}
+    return {
+        group: entry
+        for group, entry in current_entries(member.last.flight).items()
+        if entry.state not in DONE
+    }
 
 
 def _tell(rows: list[tuple[Member, FlightEntry]]) -> str:
@@ -172,28 +173,6 @@ def _odd_ones(rows: list[tuple[Member, FlightEntry]]) -> list[Member]:
     odd = min(kinds.values())
     tied = odd == max(kinds.values())
     return [m for m, entry in rows if tied or kinds[_identity(entry)] == odd]
-
-
-_DONE = ("completed", "retired")
-
-
-def _current_entries(member: Member) -> dict[str, FlightEntry]:
-    """For each group the oldest collective that is not over, else the newest."""
-    chosen: dict[str, FlightEntry] = {}
-    for entry in member.last.flight:
-        if entry.sequence is None:
-            continue
-        known = chosen.get(entry.group)
-        if known is None or _urgency(entry) < _urgency(known):
-            chosen[entry.group] = entry
-    return chosen
-
-
-def _urgency(entry: FlightEntry) -> tuple[bool, int]:
-    """Sorts pending ones first, oldest first, then those that are over, newest first."""
-    is_done = entry.state in _DONE
-    sequence = entry.sequence or 0
-    return is_done, -sequence if is_done else sequence
 
 
 def _identity(entry: FlightEntry) -> tuple[str, ...]:
