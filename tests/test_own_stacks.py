@@ -116,7 +116,7 @@ def lie_first(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_stack_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with stuck("c_threads.py", 3, 4, "own") as target:
         whole = read_stacks(target.pid)
-        lie_first(2, monkeypatch)
+        lie_first(3, monkeypatch)
         again = read_stacks(target.pid)
     assert whole is not None and again is not None
     # The main thread, the last of them, may still be on its way into its wait.

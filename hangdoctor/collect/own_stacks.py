@@ -29,7 +29,7 @@ PER_THREAD_S = 0.002
 _BUDGET_BYTES = 32 << 20
 _THREAD_BYTES = 64 << 10
 """Read of a thread, by the page: its state, the end of its C stack, two chunks of frames."""
-_LOOKS = 3
+_LOOKS = 4
 """At most, at stacks that do not end as they should. What runs through small calls never does."""
 _NAME_INDEX = 1
 """``Thread.__init__`` sets ``_target`` and then ``_name`` (Lib/threading.py of 3.10 to 3.14)."""
@@ -51,8 +51,12 @@ def read_stacks(pid: int) -> Dump | None:
     table = FrameTable()
     seen = _look(interpreter, table)
     for _ in range(_LOOKS - 1):
-        if not any(one.is_doubtful for one in seen.values()):
+        doubtful = {one.thread.tid for one in seen.values() if one.is_doubtful}
+        if not doubtful:
             break
+        # Those alone, which takes microseconds: a thread that runs has moved on before all of many are read.
+        threads = tuple(state for state in interpreter.threads if state.tid in doubtful)
+        interpreter = replace(interpreter, threads=threads)
         seen = _settle(seen, _look(interpreter, table))
     duration_s = time.monotonic() - began
     return Dump(
