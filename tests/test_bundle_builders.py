@@ -130,7 +130,7 @@ def test_defaults_that_can_be_changed_are_not_shared():
 
 
 def thread(tid: int, call: Syscall) -> Thread:
-    return Thread(tid, syscall=call, kernel_stack=("futex_wait", "do_syscall_64"))
+    return Thread(tid, comm=f"worker-{tid}", syscall=call, kernel_stack=("futex_wait", "do_syscall_64"))
 
 
 def test_what_a_second_look_repeats_is_kept_once():
@@ -141,6 +141,7 @@ def test_what_a_second_look_repeats_is_kept_once():
     read = bundle.read(io.BytesIO(packed(dataclasses.replace(sample(), snapshots=looks))))
     first, second = (snapshot.processes[0].threads[0] for snapshot in read.snapshots)
     assert first.kernel_stack == ("futex_wait", "do_syscall_64") and first.kernel_stack is second.kernel_stack
+    assert first.comm == "worker-7" and first.comm is second.comm
     # Twin: what differs stays apart.
     assert first.syscall.args == (1, 0) and second.syscall.args == (1, 1)
 

@@ -6,7 +6,9 @@ structuring with cattrs (which still says what is wrong with a record that these
 - types are compared where the value stands, not in a call for each value;
 - a frozen dataclass sets its fields by ``object.__setattr__``, which costs a Thread 3.0 µs. Here a blank of the same
   slots that is not frozen is filled and becomes the object then: 0.4 µs;
-- texts and addresses that come in lists (kernel stacks, arguments of system calls) are checked and kept once.
+- texts and addresses that come in lists (kernel stacks, arguments of system calls) are checked and kept once, and so
+  is each word: json makes a new object of every "S" and "futex". That is 40 % of the memory, and what comes after
+  compares identities.
 
 The source that is compiled here holds names of fields and nothing that was read; dataclasses do the same.
 """
@@ -34,6 +36,7 @@ _T = TypeVar("_T")
 class Shared:
     """What was read before and is kept once: the looks at a job, and its hosts, have most of their code in common."""
 
+    words: dict[str, str] = field(default_factory=dict)
     texts: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     _frames: dict[Frame, Frame] = field(default_factory=dict)
     _stacks: dict[tuple[tuple[int, ...], Method, bool], Stack] = field(default_factory=dict)
@@ -57,6 +60,11 @@ class Tables:
     stacks: tuple[Stack, ...] = ()
     addresses: dict[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict)
     """A thread that waits for one thing in three looks has the same arguments three times; no other process has."""
+    once: Callable[[str, str], str] = field(init=False)
+    """The word that was read first of those equal to the first argument, which is also the second."""
+
+    def __post_init__(self) -> None:
+        self.once = self.shared.words.setdefault
 
 
 Build = Callable[[object, Tables], _T]
@@ -104,6 +112,7 @@ class _Writer:
             "def build(value, tables):",
             "    if type(value) is not dict: wrong(value)",
             "    made = new(blank)",
+            "    once = tables.once",
         ]
 
     def write_field(self, each: Field[Any], hint: Any) -> None:
@@ -149,6 +158,8 @@ class _Writer:
             yield f"{indent}item = {'addresses(item, tables)' if hint is not int else 'address(item)'}"
         elif hint in _PLAIN:
             yield f"{indent}if {_PLAIN[hint]}: wrong(item)"
+            if hint is str:
+                yield f"{indent}item = once(item, item)"
         elif hint in _MADE:
             yield f"{indent}item = {_MADE[hint]}"
         elif get_origin(hint) is Mapping:
