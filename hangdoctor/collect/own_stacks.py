@@ -153,7 +153,7 @@ class StackReader:
         if layout is None or not frames or frames[-1].function.rpartition(".")[2] != "_bootstrap":
             return None
         try:
-            instance = self._memory.u64(trace.outermost + layout.slots) & ~TAG_BITS
+            instance = self._memory.u64(trace.addresses[-1] + layout.slots) & ~TAG_BITS
             values = read_attributes(self._interpreter, self._memory, instance)
             if len(values) <= _NAME_INDEX or not self._is_text(trace.points[-1][0], values[_NAME_INDEX]):
                 return None

@@ -13,21 +13,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
-from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState
-from hangdoctor.collect.cpython.layouts import FRAME_SHIM, TAG_BITS, FrameLayout, OldFrameLayout
+from hangdoctor.collect.cpython.interpreter import Interpreter
+from hangdoctor.collect.cpython.layouts import TAG_BITS, FrameLayout, OldFrameLayout
 from hangdoctor.collect.cpython.lines import find_line
-from hangdoctor.collect.memory import PAGE, Memory
+from hangdoctor.collect.cpython.traces import Trace
+from hangdoctor.collect.memory import Memory
 
-MAX_FRAMES = 512
-"""A thread; a server's deepest stacks have about 150."""
 _MAX_SLOTS = 4096
 _MAX_TABLE_BYTES = 1 << 16
 _ASCII_DATA = 40
 """Of a compact ASCII ``str`` (PyASCIIObject); 48 in 3.10 and 3.11, which also keep wstr."""
 _STATE, _TEXT_BYTES = 32, 1024
-_WORD = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +70,22 @@ class FrameReader:
         self._places: dict[tuple[int, int], Place] = {}
         self._texts: dict[int, str] = {}
 
-    def walk(self, thread: ThreadState, *, only_blocks: bool = False, skip: int = 0) -> Iterator[Frame]:
-        """Innermost first. Ends early where the chain is torn (the thread runs).
+    def frames(self, trace: Trace, *, only_blocks: bool = False) -> Iterator[Frame]:
+        """Innermost first. Ends early where the memory of a thread that runs has become something else.
 
-        ``only_blocks``: frames of functions without any ``with`` or ``try`` may be left out (20,000 frames of 480
-        threads in 40 ms instead of 100). The innermost ``skip`` frames are left out.
+        ``only_blocks``: frames of functions without any ``with`` or ``try`` may be left out.
         """
+        layout, old = self._layout.frame, self._layout.old_frame
         try:
-            if self._layout.frame is not None:
-                yield from self._walk(thread, self._layout.frame, only_blocks=only_blocks, skip=skip)
-            elif self._layout.old_frame is not None:
-                yield from islice(self._walk_old(thread, self._layout.old_frame), skip, None)
+            for (code_address, instruction), address in zip(trace.points, trace.addresses, strict=True):
+                if layout is not None:
+                    code = self._code(code_address, layout)
+                    if code is not None and (code.handlers or not only_blocks):
+                        yield self._frame(address, layout, code_address, code, instruction)
+                elif old is not None:
+                    frame = self._old_frame(address, old, code_address, instruction)
+                    if frame is not None:
+                        yield frame
         except (OSError, struct.error):
             return
 
@@ -149,32 +151,6 @@ class FrameReader:
             return ""
         return self._memory.read(address + data, min(length * width, _TEXT_BYTES)).decode(codec, "replace")
 
-    def _walk(
-        self, thread: ThreadState, layout: FrameLayout, *, only_blocks: bool, skip: int
-    ) -> Iterator[Frame]:
-        memory, codes = self._memory, self._codes
-        pages, word, size = memory.pages, _WORD.unpack_from, layout.slots
-        at_code, at_instruction, at_previous = layout.code, layout.instruction, layout.previous
-        address = memory.u64(thread.address + layout.current)
-        if layout.via_cframe is not None:
-            address = memory.u64(address + layout.via_cframe)
-        for _ in range(MAX_FRAMES):
-            if not address:
-                return
-            # memory.read(), written out for the usual case: a third of the time of a walk.
-            head, at = pages.get(address & -PAGE), address & PAGE - 1
-            if head is None or at + size > PAGE:
-                head, at = memory.read(address, size), 0
-            if head[at + layout.owner] < FRAME_SHIM:
-                code_address = word(head, at + at_code)[0] & ~TAG_BITS
-                code = codes[code_address] if code_address in codes else self._code(code_address, layout)
-                if skip and code is not None:
-                    skip -= 1
-                elif code is not None and (code.handlers or not only_blocks):
-                    instruction = word(head, at + at_instruction)[0]
-                    yield self._frame(address, layout, code_address, code, instruction)
-            address = word(head, at + at_previous)[0]
-
     def _frame(self, address: int, layout: FrameLayout, code_address: int, code: _Code, at: int) -> Frame:
         unit = (at - code.bytecode) // 2
         depth = 0
@@ -218,26 +194,20 @@ class FrameReader:
         handlers = tuple(parse_exception_table(memory.read(table + 32, size))) if size else ()
         return _Code(local_count, stack_size, address + layout.bytecode, handlers)
 
-    def _walk_old(self, thread: ThreadState, layout: OldFrameLayout) -> Iterator[Frame]:
+    def _old_frame(self, address: int, layout: OldFrameLayout, code: int, at: int) -> Frame | None:
         memory = self._memory
-        address = memory.u64(thread.address + layout.current)
-        for _ in range(MAX_FRAMES):
-            if not address:
-                return
-            code = memory.u64(address + layout.code)
-            stack = memory.u64(address + layout.value_stack)
-            stack_size = memory.u32(code + layout.stack_size)
-            blocks = memory.u32(address + layout.block_count)
-            depth = 0
-            if 0 < blocks <= 20:  # CO_MAXBLOCKS
-                last = address + layout.blocks + layout.block_size * (blocks - 1)
-                depth = memory.u32(last + layout.block_level)
-            slots = address + layout.slots
-            count = (stack - slots) // 8 + stack_size
-            if 0 <= count <= _MAX_SLOTS and depth <= stack_size:
-                at = memory.u32(address + layout.last_instruction)
-                yield Frame(address, code, self._values(stack, depth), (slots, count), at)
-            address = memory.u64(address + layout.previous)
+        stack = memory.u64(address + layout.value_stack)
+        stack_size = memory.u32(code + layout.stack_size)
+        blocks = memory.u32(address + layout.block_count)
+        depth = 0
+        if 0 < blocks <= 20:  # CO_MAXBLOCKS
+            last = address + layout.blocks + layout.block_size * (blocks - 1)
+            depth = memory.u32(last + layout.block_level)
+        slots = address + layout.slots
+        count = (stack - slots) // 8 + stack_size
+        if not 0 <= count <= _MAX_SLOTS or depth > stack_size:
+            return None
+        return Frame(address, code, self._values(stack, depth), (slots, count), at)
 
 
 def parse_exception_table(table: bytes) -> Iterator[tuple[int, int, int]]:

@@ -31,29 +31,36 @@ class Trace:
     """The calls of one thread, innermost first."""
 
     points: tuple[Point, ...]
-    outermost: int
-    """Address of the last frame; 0 where there is none."""
+    addresses: tuple[int, ...]
+    """Of their frames."""
     is_whole: bool
     """Followed to its end; ``False`` where the chain broke, as it does under the hands of a thread that runs."""
 
 
-_BROKEN = Trace((), 0, False)
+_BROKEN = Trace((), (), False)
 
 
-def trace_threads(interpreter: Interpreter, memory: Memory) -> list[Trace]:
-    """One for each of ``interpreter.threads``. Pages that ``memory`` has already are not read again.
+def trace_threads(
+    interpreter: Interpreter,
+    memory: Memory,
+    threads: Sequence[ThreadState] | None = None,
+    *,
+    depth: int = MAX_FRAMES,
+) -> list[Trace]:
+    """One for each of ``threads``, by default all, of at most ``depth`` frames.
 
-    Raises ``OSError`` only where the whole process cannot be read.
+    Pages that ``memory`` has already are not read again. Raises ``OSError`` only where nothing at all may be read.
     """
+    threads = interpreter.threads if threads is None else threads
     layout, old = interpreter.layout.frame, interpreter.layout.old_frame
     if layout is not None:
-        tops = _find_tops(interpreter.threads, layout, memory)
-        follow: Callable[[int], Trace] = partial(_follow, head=_Head(layout), memory=memory)
+        tops = _find_tops(threads, layout, memory, 0 if depth == 1 else _PAGES_BEFORE)
+        follow: Callable[[int], Trace] = partial(_follow, depth=depth, head=_Head(layout), memory=memory)
     elif old is not None:
-        tops = [_word_at(memory, thread.address + old.current) for thread in interpreter.threads]
-        follow = partial(_follow_old, layout=old, memory=memory)
+        tops = [_word_at(memory, thread.address + old.current) for thread in threads]
+        follow = partial(_follow_old, depth=depth, layout=old, memory=memory)
     else:
-        return [_BROKEN for _ in interpreter.threads]
+        return [_BROKEN for _ in threads]
     traces, left = [], MAX_POINTS
     for top in tops:
         traces.append(_BROKEN if top is None or left <= 0 else follow(top))
@@ -70,14 +77,16 @@ def unit_of(point: Point, layout: FrameLayout | None) -> int:
     return instruction if layout is None else (instruction - code - layout.bytecode) // 2
 
 
-def _find_tops(threads: Sequence[ThreadState], layout: FrameLayout, memory: Memory) -> list[int | None]:
+def _find_tops(
+    threads: Sequence[ThreadState], layout: FrameLayout, memory: Memory, pages_before: int
+) -> list[int | None]:
     """The innermost frame of each thread, 0 where it has none, ``None`` where that cannot be read."""
     memory.prefetch([thread.address + layout.current for thread in threads])
     tops = [_word_at(memory, thread.address + layout.current) for thread in threads]
     if layout.via_cframe is not None:
         memory.prefetch([top + layout.via_cframe for top in tops if top])
         tops = [_word_at(memory, top + layout.via_cframe) if top else top for top in tops]
-    memory.prefetch([top for top in tops if top], pages_before=_PAGES_BEFORE)
+    memory.prefetch([top for top in tops if top], pages_before=pages_before)
     return tops
 
 
@@ -105,39 +114,38 @@ class _Head:
         )
 
 
-def _follow(address: int, head: _Head, memory: Memory) -> Trace:
+def _follow(address: int, depth: int, head: _Head, memory: Memory) -> Trace:
     """Written for speed: this loop is most of what a look at many threads costs."""
     pages, unpack, size = memory.pages, head.unpack_from, head.size
     at_code, at_instruction, at_owner, at_previous = head.places
     points: list[Point] = []
-    outermost = 0
+    addresses: list[int] = []
     try:
         for _ in range(MAX_FRAMES):
-            if not address:
-                return Trace(tuple(points), outermost, True)
+            if not address or len(points) >= depth:
+                break
             data, at = pages.get(address & -PAGE), address & PAGE - 1
             if data is None or at + size > PAGE:
                 data, at = memory.read(address, size), 0
             fields = unpack(data, at)
             if fields[at_owner] < FRAME_SHIM:
                 points.append((fields[at_code] & ~TAG_BITS, fields[at_instruction]))
-                outermost = address
+                addresses.append(address)
             address = fields[at_previous]
     except OSError:
-        pass
-    return Trace(tuple(points), outermost, False)
+        address = -1
+    return Trace(tuple(points), tuple(addresses), address == 0)
 
 
-def _follow_old(address: int, layout: OldFrameLayout, memory: Memory) -> Trace:
+def _follow_old(address: int, depth: int, layout: OldFrameLayout, memory: Memory) -> Trace:
     points: list[Point] = []
-    outermost = 0
+    addresses: list[int] = []
     try:
-        for _ in range(MAX_FRAMES):
-            if not address:
-                return Trace(tuple(points), outermost, True)
+        while address and len(points) < min(depth, MAX_FRAMES):
             code, at = memory.u64(address + layout.code), memory.u32(address + layout.last_instruction)
             points.append((code, at))
-            outermost, address = address, memory.u64(address + layout.previous)
+            addresses.append(address)
+            address = memory.u64(address + layout.previous)
     except OSError:
-        pass
-    return Trace(tuple(points), outermost, False)
+        address = -1
+    return Trace(tuple(points), tuple(addresses), address == 0)

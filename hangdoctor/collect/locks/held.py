@@ -10,12 +10,13 @@ Not seen: a lock taken with ``.acquire()``, or in a ``with`` block of a suspende
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoctor.collect.cpython.attributes import read_attributes
 from hangdoctor.collect.cpython.frames import Frame, FrameReader
 from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState
+from hangdoctor.collect.cpython.traces import trace_threads
 from hangdoctor.collect.locks.objects import CONDITION, ObjectReader
 from hangdoctor.collect.memory import Memory, Regions
 
@@ -59,11 +60,15 @@ class HolderSearch:
         return holders
 
     def _claims(
-        self, threads: Iterable[ThreadState], locks: Collection[int], memory: Memory
+        self, threads: Sequence[ThreadState], locks: Collection[int], memory: Memory
     ) -> dict[int, frozenset[Block]]:
         """Lock to the blocks over it that are active and have not let go of it for the time being."""
         reader = FrameReader(self._interpreter, memory)
-        stacks = {thread.tid: list(reader.walk(thread, only_blocks=True)) for thread in threads}
+        traces = trace_threads(self._interpreter, memory, threads)
+        stacks = {
+            thread.tid: list(reader.frames(trace, only_blocks=True))
+            for thread, trace in zip(threads, traces, strict=True)
+        }
         claims: dict[int, set[Block]] = {}
         for block, inner in self._list_blocks(memory, stacks):
             if block.is_condition:

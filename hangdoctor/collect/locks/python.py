@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from hangdoctor.collect.cpython.attributes import read_attributes, read_int
 from hangdoctor.collect.cpython.frames import FrameReader
 from hangdoctor.collect.cpython.interpreter import Interpreter
+from hangdoctor.collect.cpython.traces import trace_threads
 from hangdoctor.collect.locks.futex import WAIT_BITSET, FutexWait
 from hangdoctor.collect.locks.held import BUDGET_BYTES, HolderSearch
 from hangdoctor.collect.locks.objects import LockObject, ObjectReader
@@ -116,12 +117,15 @@ def _look_at_waiters(
     reader = FrameReader(interpreter, memory)
     states = {thread.tid: thread for thread in interpreter.threads}
     before = memory.gather([(wait.address - 8, 8) for wait in waits])
+    asked = [
+        (wait, raw, states[wait.tid])
+        for wait, raw in zip(waits, before, strict=True)
+        if wait.tid in states and (known := native.get(wait.tid)) and known.kind in ("semaphore", "condition")
+    ]
+    traces = trace_threads(interpreter, memory, [state for _, _, state in asked], depth=1)
     waiters = []
-    for wait, raw in zip(waits, before, strict=True):
-        known = native.get(wait.tid)
-        if wait.tid not in states or known is None or known.kind not in ("semaphore", "condition"):
-            continue
-        frame = next(reader.walk(states[wait.tid]), None)
+    for (wait, raw, _), trace in zip(asked, traces, strict=True):
+        frame = next(reader.frames(trace), None)
         if frame is not None:
             parked = int.from_bytes(raw, "little") if raw else 0
             names = reader.name_of(frame.code)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from hangdoctor.collect.cpython.frames import FrameReader
 from hangdoctor.collect.cpython.interpreter import Interpreter, find_interpreter
+from hangdoctor.collect.cpython.traces import trace_threads
 from hangdoctor.collect.locks.futex import FutexWait
 from hangdoctor.collect.locks.objects import SEMLOCK, ObjectReader
 from hangdoctor.collect.memory import Memory, Region, Regions, read, read_regions
@@ -97,7 +98,8 @@ def _read_capacity(interpreter: Interpreter, memory: Memory, regions: Regions, w
     if thread is None:
         return None
     reader = FrameReader(interpreter, memory)
-    frame = next(reader.walk(thread), None)
+    (trace,) = trace_threads(interpreter, memory, [thread], depth=1)
+    frame = next(reader.frames(trace), None)
     values = reader.slot_values(frame) if frame is not None else ()
     for value in ObjectReader(interpreter, memory, regions).resolve(values).values():
         if value.type_name == SEMLOCK:
