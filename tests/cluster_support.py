@@ -1,8 +1,8 @@
 """Three hosts on one machine: network, PID and host-name namespaces with a real sshd each, and a job across them.
 
     with three_hosts() as hosts:
-        with gloo_across(hosts, culprit=3) as job:
-            job.suffer("sleep"); hosts.hangdoctor("attach", "--hosts", "node[1-3]", …)
+        with six_ranks([hosts.inside(node) for node in NODES], ADDRESS, "eth0", NODES) as job:
+            job.suffer("sleep", 3); hosts.hangdoctor("attach", "--hosts", "node[1-3]", …)
 
 Nothing of it is visible outside its own namespaces: the bridge lies in one of its own, from which hangdoctor is run.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.jobs import MARK, PROGRAMS, RUN, kill_marked
+from tests.jobs import MARK, PROGRAMS, RUN, command_ranks, fifos_of_ranks, hear_ranks, kill_marked
 
 ROOT = Path(__file__).parent.parent
 NET = "10.77.0"
@@ -274,27 +273,12 @@ class Across:
 
     def suffer(self, fault: str, culprit: int) -> None:
         """The culprit goes into the fault, the others into the collective, and they stay there."""
-        for rank in range(self.world):
-            with (self.folder / f"hear.{rank}").open("w") as pipe:
-                pipe.write(f"{fault} {culprit}\n")
+        command_ranks(self.folder, self.world, f"{fault} {culprit}")
         self.hear("placed")
 
-    def hear(self, word: str, deadline_s: float = DEADLINE_S) -> dict[int, str]:
+    def hear(self, word: str) -> dict[int, str]:
         """What follows ``word`` in the lines of all ranks, once each has said it."""
-        said: dict[int, str] = {}
-        deadline, line = time.monotonic() + deadline_s, b""
-        while len(said) < self.world:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self.said_fd], [], [], left)[0]:
-                log = (self.folder / "log").read_text(errors="replace")[-3000:]
-                raise AssertionError(f"only ranks {sorted(said)} said {word!r}\n{log}")
-            line += os.read(self.said_fd, 1)
-            if line.endswith(b"\n"):
-                rank, _, text = line.decode().strip().partition(" ")
-                if text.startswith(word):
-                    said[int(rank)] = text
-                line = b""
-        return said
+        return hear_ranks(self.said_fd, word, self.world, self.folder / "log", DEADLINE_S)
 
 
 @contextmanager
@@ -318,12 +302,10 @@ def six_ranks(
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
     }
-    with tempfile.TemporaryDirectory(prefix="hd-across-") as name:
-        folder = Path(name)
-        for fifo in ("say", *(f"hear.{rank}" for rank in range(world))):
-            os.mkfifo(folder / fifo)
-        open_fds = [os.open(folder / fifo, os.O_RDWR) for fifo in os.listdir(folder)]
-        said_fd = os.open(folder / "say", os.O_RDWR)
+    with (
+        tempfile.TemporaryDirectory(prefix="hd-across-") as name,
+        fifos_of_ranks(folder := Path(name), world) as said_fd,
+    ):
         started = []
         try:
             with (folder / "log").open("wb") as log:
@@ -335,14 +317,10 @@ def six_ranks(
                         "GROUP_RANK": str(place),
                         "GLOO_JOB": name,
                     }
+                    program = [sys.executable, str(PROGRAMS / "d_gloo_rank.py"), names[place]]
                     started.append(
                         subprocess.Popen(
-                            [
-                                *prefixes[place],
-                                sys.executable,
-                                str(PROGRAMS / "d_gloo_rank.py"),
-                                names[place],
-                            ],
+                            [*prefixes[place], *program],
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=log,
@@ -358,8 +336,6 @@ def six_ranks(
             kill_marked(mark)
             for popen in started:
                 popen.wait()
-            for fd in (*open_fds, said_fd):
-                os.close(fd)
 
 
 def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

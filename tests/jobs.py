@@ -206,27 +206,49 @@ class GlooJob:
         yield
 
     def _command(self, line: str) -> None:
-        for rank in range(self.world_size):
-            with (self.folder / f"hear.{rank}").open("w") as pipe:
-                pipe.write(line + "\n")
+        command_ranks(self.folder, self.world_size, line)
 
     def _hear(self, word: str, deadline_s: float = STEP_DEADLINE_S) -> dict[int, str]:
-        """What follows ``word`` in the lines of all ranks, once each has said it."""
-        said: dict[int, str] = {}
-        deadline = time.monotonic() + deadline_s
-        line = b""
-        while len(said) < self.world_size:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self.said_fd], [], [], left)[0]:
-                log = (self.folder / "log").read_text(errors="replace")[-3000:]
-                raise AssertionError(f"only ranks {sorted(said)} said {word!r}\n{log}")
-            line += os.read(self.said_fd, 1)
-            if line.endswith(b"\n"):
-                rank, _, text = line.decode().strip().partition(" ")
-                if text.startswith(word):
-                    said[int(rank)] = text
-                line = b""
-        return said
+        return hear_ranks(self.said_fd, word, self.world_size, self.folder / "log", deadline_s)
+
+
+def command_ranks(folder: Path, world_size: int, line: str) -> None:
+    """Tell every rank of a job (programs/d_gloo_rank.py) the same."""
+    for rank in range(world_size):
+        with (folder / f"hear.{rank}").open("w") as pipe:
+            pipe.write(line + "\n")
+
+
+def hear_ranks(said_fd: int, word: str, world_size: int, log: Path, deadline_s: float) -> dict[int, str]:
+    """The line in which each rank said ``word``, once all have; fails with the end of their ``log``."""
+    said: dict[int, str] = {}
+    deadline, line = time.monotonic() + deadline_s, b""
+    while len(said) < world_size:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([said_fd], [], [], left)[0]:
+            told = log.read_text(errors="replace")[-3000:]
+            raise AssertionError(f"only ranks {sorted(said)} said {word!r}\n{told}")
+        line += os.read(said_fd, 1)
+        if line.endswith(b"\n"):
+            rank, _, text = line.decode().strip().partition(" ")
+            if text.startswith(word):
+                said[int(rank)] = text
+            line = b""
+    return said
+
+
+@contextmanager
+def fifos_of_ranks(folder: Path, world_size: int) -> Iterator[int]:
+    """The pipes in which ranks are spoken to and answer; yields where they are heard."""
+    for fifo in ("say", *(f"hear.{rank}" for rank in range(world_size))):
+        os.mkfifo(folder / fifo)
+    # Read-write: neither end ever sees "end of file", whoever comes and goes.
+    open_fds = {fifo: os.open(folder / fifo, os.O_RDWR) for fifo in os.listdir(folder)}
+    try:
+        yield open_fds["say"]
+    finally:
+        for fd in open_fds.values():
+            os.close(fd)
 
 
 def _wait_for_state(pid: int, state: str) -> None:
@@ -265,13 +287,10 @@ def gloo_job(how: str, *, world_size: int, culprit: int, is_late: bool = False) 
         "PYTHONWARNINGS": "ignore",
         **({"GLOO_LATE": str(culprit)} if is_late else {}),
     }
-    with tempfile.TemporaryDirectory(prefix="hangdoctor-job-") as name:
-        folder = Path(name)
-        for fifo in ("say", *(f"hear.{rank}" for rank in range(world_size))):
-            os.mkfifo(folder / fifo)
-        # Read-write: neither end ever sees "end of file", whoever comes and goes.
-        open_fds = [os.open(folder / fifo, os.O_RDWR) for fifo in os.listdir(folder)]
-        said_fd = os.open(folder / "say", os.O_RDWR)
+    with (
+        tempfile.TemporaryDirectory(prefix="hangdoctor-job-") as name,
+        fifos_of_ranks(folder := Path(name), world_size) as said_fd,
+    ):
         with (folder / "log").open("wb") as log:
             launcher = subprocess.Popen(
                 _launch_command(how, world_size),
@@ -289,8 +308,6 @@ def gloo_job(how: str, *, world_size: int, culprit: int, is_late: bool = False) 
         finally:
             kill_marked(mark)
             launcher.wait()
-            for fd in (*open_fds, said_fd):
-                os.close(fd)
 
 
 class JobKeeper:
