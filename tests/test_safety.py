@@ -25,7 +25,7 @@ from hangdoctor import bundle
 from hangdoctor.collect import dumps, look, own_stacks, procfs, take_capture
 from hangdoctor.collect.deadline import helper_pids
 from hangdoctor.model import Capture, Method
-from tests.conftest import Stuck, stuck
+from tests.conftest import stuck
 from tests.jobs import marked
 from tests.test_collect_capture import ONE_LOOK, tree_of
 
@@ -57,8 +57,8 @@ def assert_untouched(pid: int) -> None:
     assert status is not None and status.tracer_pid == 0
 
 
-def one_look(pid: int) -> Capture:
-    return take_capture(tree_of(pid), ONE_LOOK)
+def one_look(pid: int, *, allow_pause: bool = False) -> Capture:
+    return take_capture(tree_of(pid), replace(ONE_LOOK, allow_pause=allow_pause))
 
 
 # --- what becomes of us -----------------------------------------------------------------------------------
@@ -147,12 +147,14 @@ def test_full_disk_costs_the_bundle_and_not_the_diagnosis(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(180 + 2 * COLLECTIONS)
-def test_many_collections_leave_a_busy_target_as_it_was() -> None:
+@pytest.mark.parametrize("allow_pause", [False, True], ids=["default", "allow-pause"])
+def test_many_collections_leave_a_busy_target_as_it_was(allow_pause: bool) -> None:
+    """Neither the target nor we grow, however often it is looked at, and whether it may be stopped for it or not."""
     with stuck("c_busy.py", 5) as target:
-        one_look(target.pid)
-        before = _resources(target)
+        one_look(target.pid, allow_pause=allow_pause)
+        before, ours = _resources(target.pid), _resources(os.getpid())
         for _ in range(COLLECTIONS):
-            (process,) = one_look(target.pid).snapshots[0].processes
+            (process,) = one_look(target.pid, allow_pause=allow_pause).snapshots[0].processes
             resting = {
                 thread.name: thread for thread in process.threads if (thread.name or "").startswith("rest-")
             }
@@ -163,17 +165,21 @@ def test_many_collections_leave_a_busy_target_as_it_was() -> None:
                     "rest"
                 }
             assert {thread.syscall.name for thread in process.threads[1:] if thread.syscall} == {"futex"}
-        after = _resources(target)
+        after, ours_after = _resources(target.pid), _resources(os.getpid())
         assert_untouched(target.pid)
+    print(f"{COLLECTIONS} collections: target {before} to {after}, hangdoctor {ours} to {ours_after}")
     assert after[0] == before[0], "descriptors"
+    assert ours_after[0] <= ours[0], "our descriptors"
+    assert ours_after[1] - ours[1] < (16 << 20) + 1024 * COLLECTIONS, "our resident bytes"
     assert after[1] - before[1] < 4 << 20, "resident bytes"
     assert not helper_pids()
 
 
-def _resources(target: Stuck) -> tuple[int, int]:
-    stat = procfs.read_stat(target.pid)
+def _resources(pid: int) -> tuple[int, int]:
+    """Open descriptors and resident bytes."""
+    stat = procfs.read_stat(pid)
     assert stat is not None
-    return len(os.listdir(f"/proc/{target.pid}/fd")), stat.rss_bytes
+    return len(os.listdir(f"/proc/{pid}/fd")), stat.rss_bytes
 
 
 @contextmanager
