@@ -65,9 +65,13 @@ def one_look(pid: int, *, allow_pause: bool = False) -> Capture:
 
 
 @pytest.mark.timeout(180 + 10 * KILLS)
-@pytest.mark.parametrize("options", [(), ("--allow-pause",)], ids=["default", "allow-pause"])
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--allow-pause",), ("--allow-pause", "--native")],
+    ids=["default", "allow-pause", "stopping"],
+)
 def test_killed_at_any_moment(options: tuple[str, ...], tmp_path: Path) -> None:
-    """SIGKILL, at random moments from before the first look to after the last."""
+    """SIGKILL, at random moments from before the first look to after the last; ``--native`` stops the target."""
     moment = random.Random(7)
     with stuck("c_busy.py", 5) as target:
         for number in range(KILLS):
@@ -86,7 +90,7 @@ def test_killed_at_any_moment(options: tuple[str, ...], tmp_path: Path) -> None:
                 *options,
             )
             with hangdoctor(*words, folder=folder, mark=mark) as doctor:
-                time.sleep(moment.uniform(0.1, 1.6))
+                time.sleep(moment.uniform(0.1, 1.6 if "--native" not in options else 3.0))
                 doctor.kill()
             assert_all_gone(mark)
             assert_untouched(target.pid)
@@ -146,15 +150,28 @@ def test_full_disk_costs_the_bundle_and_not_the_diagnosis(tmp_path: Path) -> Non
 # --- what becomes of the patient --------------------------------------------------------------------------
 
 
+def stop_for_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where neither our reader nor py-spy can read a target that runs: --allow-pause then stops it."""
+    monkeypatch.setattr(own_stacks, "read_stacks", lambda pid: None)
+    monkeypatch.setattr(dumps._Round, "again", lambda self, result: None)
+    monkeypatch.setattr(dumps._Round, "finish", lambda self, result: None)
+    monkeypatch.setattr(dumps, "classify", lambda result: dumps.Failure.MOVING)
+
+
 @pytest.mark.timeout(180 + 2 * COLLECTIONS)
-@pytest.mark.parametrize("allow_pause", [False, True], ids=["default", "allow-pause"])
-def test_many_collections_leave_a_busy_target_as_it_was(allow_pause: bool) -> None:
+@pytest.mark.parametrize("how", ["default", "allow-pause", "stopping"])
+def test_many_collections_leave_a_busy_target_as_it_was(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the target nor we grow, however often it is looked at, and whether it may be stopped for it or not."""
+    if how == "stopping":
+        stop_for_every_look(monkeypatch)
+    allow_pause = how != "default"
     with stuck("c_busy.py", 5) as target:
         one_look(target.pid, allow_pause=allow_pause)
         before, ours = _resources(target.pid), _resources(os.getpid())
         for _ in range(COLLECTIONS):
-            (process,) = one_look(target.pid, allow_pause=allow_pause).snapshots[0].processes
+            (snapshot,) = one_look(target.pid, allow_pause=allow_pause).snapshots
+            (process,) = snapshot.processes
+            assert bool(snapshot.paused_s) is (how == "stopping")
             resting = {
                 thread.name: thread for thread in process.threads if (thread.name or "").startswith("rest-")
             }
@@ -167,7 +184,7 @@ def test_many_collections_leave_a_busy_target_as_it_was(allow_pause: bool) -> No
             assert {thread.syscall.name for thread in process.threads[1:] if thread.syscall} == {"futex"}
         after, ours_after = _resources(target.pid), _resources(os.getpid())
         assert_untouched(target.pid)
-    print(f"{COLLECTIONS} collections: target {before} to {after}, hangdoctor {ours} to {ours_after}")
+    print(f"{COLLECTIONS} collections, {how}: target {before} to {after}, hangdoctor {ours} to {ours_after}")
     assert after[0] == before[0], "descriptors"
     assert ours_after[0] <= ours[0], "our descriptors"
     assert ours_after[1] - ours[1] < (16 << 20) + 1024 * COLLECTIONS, "our resident bytes"
