@@ -26,7 +26,7 @@ _STARTS = ("vllm.arguments", "sglang.arguments")
 _PREFIX = r"^(?:\[[^\]]*\]:?\s*|\([^)]*\)\s*)*"
 _LEVEL = re.compile(
     _PREFIX
-    + r"(?:[\d:.,/TZ -]*[\s|-])?(?:ERROR|CRITICAL|FATAL)\b"  # logging: vLLM, SGLang's launcher, uvicorn
+    + r"(?:[\d:.,/TZ |-]*[\s|-])?(?:[\w.]+ - )?(?:ERROR|CRITICAL|FATAL)\b"  # logging: vLLM, SGLang's launcher, uvicorn
     r"|^(?:\[rank\d+\]:)?\s*\[?[EF]\d{3,4} \d\d:\d\d:\d\d"  # glog: c10d, NCCL's process group
 )
 _EXCEPTION = re.compile(
