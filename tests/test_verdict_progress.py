@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoctor.model import Frame, Method, OpenFile, SpinSample, Stack, Thread
+from hangdoctor.model import FlightEntry, Frame, Method, OpenFile, SpinSample, Stack, Thread
 from hangdoctor.report import Cause, Kind, ProgressClass, Report
 from tests.captures import RUNNING, SLEEP, Looks, frames, rank
 from tests.test_verdict import LOADING, ODD, QUEUE, WORLD, answer, culprit_ranks, diagnosis, job
@@ -334,3 +334,67 @@ def test_output_of_a_compiler_is_progress() -> None:
 
 def test_twin_a_compiler_that_only_says_something_is_not_proven_to_work() -> None:
     assert building([0, 0, 200]).verdict.kind is Kind.UNKNOWN
+
+
+# -- a server under load, whose stacks cannot be had at every look ------------------------------------
+
+SCHEDULER = "/site-packages/sglang/srt/managers/scheduler.py"
+EVENT_LOOP = (f"Scheduler.event_loop_overlap {SCHEDULER}:1594", f"run_scheduler_process {SCHEDULER}:4041")
+DECODES = frames(
+    "ModelRunner.forward_decode /site-packages/sglang/srt/model_executor/model_runner.py:3173",
+    f"Scheduler.run_batch {SCHEDULER}:3039",
+    *EVENT_LOOP,
+)
+RECEIVES = frames(
+    "broadcast /site-packages/torch/distributed/distributed_c10d.py:2974",
+    f"Scheduler.recv_requests {SCHEDULER}:1760",
+    *EVENT_LOOP,
+)
+LOADS = frames(
+    "LlamaForCausalLM.load_weights /site-packages/sglang/srt/models/llama.py:600",
+    "ModelRunner.load_model /site-packages/sglang/srt/model_executor/model_runner.py:900",
+    f"run_scheduler_process {SCHEDULER}:3000",
+)
+DECODED = [
+    (f"[2026-11-30 03:15:{20 + n} TP0] Decode batch, #running-req: 8, #token: {400 * n}, #queue-req: 0",)
+    for n in (1, 2, 3)
+]
+
+
+def loaded(stacks: list[tuple[Frame, ...] | None], sequences: tuple[int, ...] = (100, 700, 1900)) -> Report:
+    """Three schedulers whose log counts on; ``stacks`` are those of TP1."""
+
+    def scheduler(number: int, looks: list[tuple[Frame, ...] | None], newest: tuple[int, ...]) -> Looks:
+        title = (f"sglang::scheduler_TP{number}",)
+        flight = [(FlightEntry("3", "gloo:broadcast", n, state="retired"),) for n in newest]
+        return Looks(
+            4200 + number,
+            looks,
+            "R",
+            RUNNING,
+            4.0,
+            400,
+            command=title,
+            comm="sglang::schedul",
+            ppid=4199,
+            flight=flight,
+        )
+
+    others = [scheduler(n, [DECODES, RECEIVES, DECODES], (100, 700, 1900)) for n in (0, 2)]
+    return diagnosis([others[0], scheduler(1, stacks, sequences), others[1]], logs=DECODED)
+
+
+def test_a_rank_under_load_whose_last_stack_could_not_be_had_serves() -> None:
+    verdict = loaded([DECODES, RECEIVES, None]).verdict
+    assert (verdict.kind, verdict.cause) == (Kind.READY, Cause.SERVING)
+
+
+def test_twin_a_rank_that_was_never_met_in_a_step_is_not_said_to_serve() -> None:
+    verdict = loaded([LOADS, LOADS, None]).verdict
+    assert (verdict.kind, [c.pid for c in verdict.culprits]) == (Kind.SLOW, [4201])
+
+
+def test_twin_a_rank_whose_collectives_stand_is_not_said_to_serve() -> None:
+    verdict = loaded([DECODES, RECEIVES, None], (700, 700, 700)).verdict
+    assert verdict.kind is not Kind.READY
+    assert [c.pid for c in verdict.culprits] == [4201]

@@ -13,8 +13,8 @@ from hangdoctor.analysis.charges import Charge, movement
 from hangdoctor.analysis.findings import Finding, Suspect
 from hangdoctor.analysis.requests import takes_requests
 from hangdoctor.analysis.standing import waits_for_work_throughout
-from hangdoctor.case import Movement
-from hangdoctor.knowledge.catalogue import Stage
+from hangdoctor.case import Movement, ThreadTrack
+from hangdoctor.knowledge.catalogue import Phase, Stage
 from hangdoctor.report import ProgressClass
 
 _QUESTIONS: tuple[Callable[[Charge], Finding | None], ...] = (
@@ -54,10 +54,23 @@ def judge(charge: Charge) -> Finding | None:
 def _serves(suspect: Suspect) -> bool:
     """Inside a serving phase and moving: its own step, however long a look at it may catch the same place."""
     member = suspect.member
-    if member.phase is None or member.phase.stage not in (Stage.SERVING, Stage.IDLE):
+    phase = member.phase or _phase_before(suspect.track)
+    if phase is None or phase.stage not in (Stage.SERVING, Stage.IDLE):
         return False
-    if member.phase.waits_for == "storage":  # a checkpoint being saved: the others wait for that, too
+    if phase.waits_for == "storage":  # a checkpoint being saved: the others wait for that, too
         return False
     if member.progress.kind is ProgressClass.PROOF:
         return True
+    if member.phase is None:
+        return False
     return movement(suspect) is Movement.MOVING and not waits_for_work_throughout(suspect.track)
+
+
+def _phase_before(track: ThreadTrack | None) -> Phase | None:
+    """The phase of an earlier look, where the last one got no stack: a busy rank moves under every reader's hands.
+
+    Decided two of eleven attaches to a server under load, each time with the collectives and the log moving on.
+    """
+    if track is None or track.last.thread.stack is not None:
+        return None
+    return next((phase for phase in reversed(track.phases) if phase is not None), None)
