@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hangdoctor.analysis.activity import (
     SPIN_RECURRENCE,
     WORK_SAMPLES,
@@ -21,6 +23,7 @@ from hangdoctor.analysis.charges import (
     undecided,
 )
 from hangdoctor.analysis.findings import Finding
+from hangdoctor.analysis.log_moves import LogMove
 from hangdoctor.analysis.progress import MEMORY_GROWS, PAGES_UNIT, describe_progress
 from hangdoctor.analysis.requests import step_lasts
 from hangdoctor.analysis.standing import is_idle
@@ -45,14 +48,35 @@ def its_log_advances(charge: Charge) -> Finding | None:
             return None  # a rate that is logged every 10 s still speaks of the time before the hang
         because = f"it waits for the next step, and its log counts on: {log.text}"
         return Finding(Kind.READY, Confidence.LIKELY, Cause.SERVING, because)
-    progress = Progress(ProgressClass.PROOF, f"advances a count in its log: {log.text}")
+    if _may_be_anothers(charge, log):
+        return None
+    progress = charge.suspect.member.progress
+    if progress.kind is not ProgressClass.PROOF:
+        progress = Progress(ProgressClass.PROOF, f"advances a count in its log: {log.text}")
     return Finding(
         Kind.SLOW,
         Confidence.LIKELY,
         cause if cause in SLOW_CAUSES else Cause.LAGGARD,
-        f"it {progress.what}",
+        f"it {describe_progress(progress)}",
         (charge.suspect,),
         progress,
+    )
+
+
+def _may_be_anothers(charge: Charge, log: LogMove) -> bool:
+    """Whether a line of a log that ranks share is no word of this suspect: it names another process, or the suspect
+    stands still and another rank that writes there moves. (vLLM's bar is that of rank 0, and names nobody.)
+    """
+    member = charge.suspect.member
+    named = _PID.search(log.text or "")
+    if named is not None:
+        return int(named[1]) not in (member.pid, member.last.ns_pid)
+    if movement(charge.suspect) is not Movement.STILL or member.progress.kind in _SOMETHING_NEW:
+        return False
+    writers = [m for m in charge.case.ranks if m is not member and (not log.pids or m.pid in log.pids)]
+    return any(
+        m.progress.kind is ProgressClass.PROOF or (m.lead is not None and m.lead.movement is Movement.MOVING)
+        for m in writers
     )
 
 
@@ -90,6 +114,9 @@ def is_in_known_phase(charge: Charge) -> Finding | None:
     return _within_budget(charge, cause)
 
 
+_SOMETHING_NEW = (ProgressClass.PROOF, ProgressClass.WEAK)
+_PID = re.compile(r"^\([^()]*\bpid=(\d+)\)")
+"""vLLM puts the process in front of what it logs."""
 _AT_REST = frozenset({Activity.WAIT_WORK, Activity.WAIT_EVENT, Activity.WAIT_LOCK, Activity.TIMED_SLEEP})
 
 
