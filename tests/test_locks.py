@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hangdoctor.collect import locks
 from hangdoctor.collect.cpython.frames import parse_exception_table
-from hangdoctor.collect.locks import find_lock_waits
+from hangdoctor.collect.locks import find_lock_waits, shared
 from hangdoctor.collect.namespaces import list_children, map_threads, read_inner_id
 from hangdoctor.model import LockWait, Syscall, Thread
 from tests.b_support import build, eventually, list_pythons, read_threads, words_of
@@ -256,6 +257,31 @@ def test_the_process_that_took_a_shared_lock_is_found(python: str, library: Path
 
         lock = eventually(holder)  # the search is bounded in time, which a busy machine may exceed
         assert (lock.owner_pid, lock.owner_tid) == (seen.tids["holder"], seen.tids["holder"])
+
+
+@pytest.mark.parametrize(("remembers", "searches"), [(True, 1), (False, 2)])
+def test_in_one_look_the_holder_of_a_shared_lock_is_looked_for_once(
+    remembers: bool, searches: int, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+    find_holder = shared._find_holder
+
+    def counting(*args: Any) -> Any:
+        searched.append(args)
+        return find_holder(*args)
+
+    monkeypatch.setattr(shared, "_find_holder", counting)
+    monkeypatch.setattr(shared, "_known", {} if remembers else None)
+    with scene("b_native.py", library, "shared") as seen:
+        threads = read_threads(seen.pid)
+        waiter = seen.look("waiter")["waiter"]
+        searched.clear()
+        if remembers:
+            shared.remember_holders()
+        peers = (seen.pid, seen.tids["holder"])
+        found = [find_lock_waits(seen.pid, threads, peers=peers)[seen.tids["waiter"]] for _ in range(2)]
+    assert len(searched) == searches
+    assert found[0] == found[1] and found[0].address == waiter.address
 
 
 def test_without_peers_a_shared_lock_has_no_holder(library: Path) -> None:

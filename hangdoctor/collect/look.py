@@ -13,6 +13,7 @@ from hangdoctor.collect import dumps, host, inside, stack_sources, stacks
 from hangdoctor.collect.deadline import Clock, Trouble, call, patience, reader_count
 from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.elf import remember_images
+from hangdoctor.collect.locks.shared import remember_holders
 from hangdoctor.collect.memory import remember_regions
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.processes import ask_processes, merge_gaps, step_reader
@@ -301,6 +302,7 @@ def _remember() -> None:
     """In a reader: ranks are alike, and every step begins with the same address space."""
     remember_regions()
     remember_images()
+    remember_holders()
 
 
 def _start_of(pid: int) -> int | None:

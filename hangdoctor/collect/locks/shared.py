@@ -54,6 +54,19 @@ class _Holder:
     tid: int | None
 
 
+_Holders = dict[_Semaphore, _Holder | None]
+_known: _Holders | None = None
+
+
+def remember_holders() -> None:
+    """From now on, in this process, the holder of a lock is looked for once.
+
+    For readers that live for one look: all 62 idle workers of a pool wait for the lock of one queue.
+    """
+    global _known
+    _known = {}
+
+
 def find_shared_waits(
     interpreter: Interpreter, regions: Regions, waits: Sequence[FutexWait], peers: Collection[int]
 ) -> dict[int, LockWait]:
@@ -61,7 +74,7 @@ def find_shared_waits(
     memory = Memory(interpreter.memory.pid, BUDGET_BYTES)
     pids = {interpreter.memory.pid, *peers}
     end = time.monotonic() + SEARCH_LIMIT_S
-    holders: dict[_Semaphore, _Holder | None] = {}
+    holders: _Holders = {} if _known is None else _known
     found = {}
     for wait in waits:
         region = regions.find(wait.address)
