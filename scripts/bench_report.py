@@ -45,7 +45,8 @@ def render(
     tables: Sequence[Table], missing: Sequence[str], reference: str, *, title: str, has_ticker: bool
 ) -> str:
     """Markdown."""
-    machine = f"{os.cpu_count()} cores, Linux {platform.release()}, CPython {platform.python_version()}"
+    kernel = ".".join(platform.release().split(".")[:2])
+    machine = f"{os.cpu_count()} cores, Linux {kernel}, CPython {platform.python_version()}"
     parts = [_HEAD if not title else "", f"\n## {title or 'Comparison'}\n"]
     parts.append(f"{time.strftime('%d %B %Y')}, {machine}, load {os.getloadavg()[0]:.1f} at the end.\n")
     if not has_ticker:
