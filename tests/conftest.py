@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import IO
 
 PROGRAMS = Path(__file__).parent / "programs"
+
 START_TIMEOUT_S = 60.0
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control starts its background commands so, and all that they start inherit it: tests of
+    # Ctrl-C would wait for ever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True, slots=True)
