@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
+import mmap
 import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,6 +90,44 @@ def test_budget_is_a_hard_limit() -> None:
     view = Memory(OURSELVES, budget_bytes=2 * memory.PAGE)
     with pytest.raises(BudgetSpent):
         view.read(ADDRESS, 9000)
+
+
+def test_bad_addresses_cost_a_call_each_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Good ones are read, whatever stands between them, and no buffer is made anew for those that are left."""
+    good = [(ADDRESS + 20 + at, 3 + at % 5) for at in range(1500)]
+    items = [item for pair in zip(good, [(0x10000, 4096), (0, 8)] * 750, strict=True) for item in pair]
+    buffers: list[int] = []
+    make = ctypes.create_string_buffer
+
+    def counting(size: int) -> ctypes.Array[ctypes.c_char]:
+        buffers.append(size)
+        return make(size)
+
+    monkeypatch.setattr(memory.ctypes, "create_string_buffer", counting)
+    found = gather(OURSELVES, items)
+    assert found[::2] == [b"x" * size for _, size in good]
+    assert set(found[1::2]) == {None}
+    assert len(buffers) < 10
+
+
+def test_a_file_name_may_hold_what_other_programs_take_for_the_end_of_a_line(tmp_path: Path) -> None:
+    odd = tmp_path / "odd\u2028zz c d e f g"
+    odd.write_bytes(bytes(4096))
+    with odd.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert str(odd) in {region.path for region in read_regions(OURSELVES)}
+
+
+def test_address_spaces_are_remembered_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(100.0, 0.2)
+    monkeypatch.setattr(memory, "_recent", {})
+    monkeypatch.setattr(memory, "_read_regions", lambda pid: memory.Regions(()))
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    first = read_regions(1)
+    assert read_regions(1) is first
+    for pid in range(2, 20):
+        read_regions(pid)
+    assert memory._recent is not None and len(memory._recent) < 5
+    assert read_regions(1) is not first
 
 
 def test_regions_are_found_by_address() -> None:

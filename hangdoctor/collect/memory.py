@@ -16,6 +16,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 PAGE = 4096
 """Cache granularity. Kernels with larger pages (aarch64 with 64 KiB) contain a whole number of these."""
@@ -74,18 +75,18 @@ def gather(pid: int, items: Sequence[tuple[int, int]]) -> list[bytes | None]:
     permitted.
     """
     out: list[bytes | None] = [None] * len(items)
+    places = [place for place, item in enumerate(items) if _is_plausible(item)]
+    wanted = [items[place] for place in places]
+    vector = struct.pack(f"<{2 * len(wanted)}Q", *chain.from_iterable(wanted))
+    ends = list(accumulate((size for _, size in wanted), initial=0))
+    buffer = ctypes.create_string_buffer(0)
     start = 0
-    while start < len(items):
-        part = items[start : start + _IOV_MAX]
-        if not _is_plausible(part[0]):
-            start += 1
-            continue
-        plausible = next((i for i, item in enumerate(part) if not _is_plausible(item)), len(part))
-        part = part[:plausible]
-        total = sum(size for _, size in part)
-        buffer = ctypes.create_string_buffer(total)
-        vector = struct.pack(f"<{2 * len(part)}Q", *(number for item in part for number in item))
-        got = _readv(pid, buffer, total, vector, len(part))
+    while start < len(wanted):
+        count = min(_IOV_MAX, len(wanted) - start)
+        total = ends[start + count] - ends[start]
+        if len(buffer) < total:  # made once, or each bad address would cost a new one of up to 4 MB
+            buffer = ctypes.create_string_buffer(total)
+        got = _readv(pid, buffer, total, vector[16 * start : 16 * (start + count)], count)
         if got < 0:
             code = ctypes.get_errno()
             if code == errno.EFAULT:
@@ -94,24 +95,18 @@ def gather(pid: int, items: Sequence[tuple[int, int]]) -> list[bytes | None]:
             if code in (errno.ENOSYS, errno.EPERM):
                 return _gather_proc_mem(pid, items, code)
             raise OSError(code, os.strerror(code))
-        start += _deal(buffer.raw, got, part, out, start)
+        data = ctypes.string_at(buffer, got)
+        whole = bisect_right(ends, ends[start] + got, start, start + count + 1) - 1
+        for index in range(start, whole):
+            out[places[index]] = data[ends[index] - ends[start] : ends[index + 1] - ends[start]]
+        # What comes after those that are whole was cut off, or is not mapped.
+        start = whole if whole == start + count else whole + 1
     return out
 
 
 def _is_plausible(item: tuple[int, int]) -> bool:
     address, size = item
     return size > 0 and PAGE <= address < _ADDRESS_LIMIT - size
-
-
-def _deal(data: bytes, got: int, part: Sequence[tuple[int, int]], out: list[bytes | None], start: int) -> int:
-    """Hand the bytes of a (possibly short) vectored read out; returns how many items are settled."""
-    offset = 0
-    for index, (_, size) in enumerate(part):
-        if offset + size > got:
-            return index + 1
-        out[start + index] = data[offset : offset + size]
-        offset += size
-    return len(part)
 
 
 def _readv(pid: int, buffer: ctypes.Array[ctypes.c_char], size: int, remote: bytes, count: int) -> int:
@@ -310,17 +305,19 @@ def read_regions(pid: int) -> Regions:
     """
     if _recent is None:
         return _read_regions(pid)
-    known = _recent.get(pid)
-    if known is None or time.monotonic() - known[0] > _RECENT_S:
-        known = _recent[pid] = time.monotonic(), _read_regions(pid)
-    return known[1]
+    now = time.monotonic()
+    for old in [old for old, (read_at, _) in _recent.items() if now - read_at > _RECENT_S]:
+        del _recent[old]  # 1 MB each with torch, and there may be hundreds
+    if pid not in _recent:
+        _recent[pid] = now, _read_regions(pid)
+    return _recent[pid][1]
 
 
 def _read_regions(pid: int) -> Regions:
     with open(f"/proc/{pid}/maps", "rb") as file:
         text = file.read(MAX_MAPS_BYTES).decode("utf-8", "surrogateescape")
     regions = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # nothing else ends one: a file's name may hold U+2028
         fields = line.split(None, 5)
         if len(fields) < 5:
             continue
@@ -333,7 +330,7 @@ def _read_regions(pid: int) -> Regions:
                 offset=int(fields[2], 16),
                 device=fields[3],
                 inode=int(fields[4]),
-                path=fields[5].rstrip("\n") if len(fields) > 5 else "",
+                path=fields[5] if len(fields) > 5 else "",
             )
         )
     return Regions(regions)
