@@ -23,11 +23,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[int]]]:
     ask_memory = stack_sources.ask_memory
 
     def recording(
-        readers: Readers, processes: Iterable[Process]
+        readers: Readers, processes: Iterable[Process], *, total_s: float
     ) -> Answers[stack_sources.Asked, Dump | None]:
         asked = list(processes)
         looks.append({process.pid for process in asked})
-        return ask_memory(readers, asked)
+        return ask_memory(readers, asked, total_s=total_s)
 
     monkeypatch.setattr(stack_sources, "ask_memory", recording)
     yield looks

@@ -16,7 +16,16 @@ from typing import Any
 
 import pytest
 
-from hangdoctor.collect import Plan, dumps, own_stacks, schedule, stack_sources, stacks, take_capture
+from hangdoctor.collect import (
+    Plan,
+    dumps,
+    own_stacks,
+    remote_debugging,
+    schedule,
+    stack_sources,
+    stacks,
+    take_capture,
+)
 from hangdoctor.collect.cpython import interpreter, layouts, traces
 from hangdoctor.collect.cpython.frames import FrameReader
 from hangdoctor.collect.cpython.lines import find_line
@@ -69,6 +78,35 @@ def test_who_has_the_gil() -> None:
 
 def holders(dump: Dump) -> set[int | None]:
     return {thread.tid for thread in dump.threads if thread.owns_gil}
+
+
+_ISOLATED = """
+import sys, threading, time
+try:
+    import _interpreters as interpreters
+    kept = [interpreters.create("isolated") for _ in range(2)]
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    kept = [interpreters.create() for _ in range(2)]
+def spin():
+    while True:
+        pass
+threading.Thread(target=spin, daemon=True).start()
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("python", list_pythons(), ids=lambda path: "-".join(Path(path).parts[-3:]))
+def test_who_has_the_gil_beside_interpreters_with_one_of_their_own(python: str) -> None:
+    """The newest interpreter comes first, and rests with its GIL free."""
+    with subprocess.Popen([python, "-c", _ISOLATED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as target:
+        assert target.stdout is not None and target.stdout.readline() == b"started\n"
+        dump = eventually(
+            lambda: next((d for _ in range(50) if (d := read_stacks(target.pid)) and holders(d)), None)
+        )
+        target.kill()
+    assert len(dump.threads) == 2 and holders(dump).isdisjoint({target.pid})
 
 
 _HOT_STACKS = {("spin",), ("branch", "spin"), ("leaf", "branch", "spin")}
@@ -139,6 +177,7 @@ def test_frames_without_names_are_no_stack(monkeypatch: pytest.MonkeyPatch) -> N
     with stuck("c_threads.py", 3, 4, "own") as target:
         dump = read_stacks(target.pid)
     assert dump is not None and len(dump.torn) == len(dump.threads) == 4
+    assert not any(thread.frames for thread in dump.threads)
 
 
 def test_a_thread_made_by_c_code_may_have_any_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +186,43 @@ def test_a_thread_made_by_c_code_may_have_any_root(monkeypatch: pytest.MonkeyPat
     with stuck("c_threads.py", 3, 4, "own") as target:
         dump = read_stacks(target.pid)
     assert dump is not None and not dump.torn
+
+
+_NAMED = """
+import sys, threading
+class Waiter(threading.Thread):
+    def __init__(self, device, label):
+        self.device, self.label = device, label
+        super().__init__(daemon=True)
+    def run(self):
+        threading.Event().wait()
+Waiter("cuda:0", "no-name").start()
+threading.Thread(target=threading.Event().wait, name="t\u00e4st", daemon=True).start()
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("python", list_pythons(), ids=lambda path: "-".join(Path(path).parts[-3:]))
+def test_an_attribute_of_a_subclass_is_no_name(python: str) -> None:
+    """It stands where ``_name`` does in a plain thread, and is a text, too."""
+    words = [python, "-X", "utf8", "-c", _NAMED]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as target:
+        assert target.stdout is not None and target.stdout.readline() == "started\n"
+        found = eventually(
+            lambda: next(
+                (
+                    dump
+                    for dump in [read_stacks(target.pid)]
+                    if dump
+                    and not dump.torn
+                    and all(len(t.frames) > 2 for t in dump.threads if t.tid != target.pid)
+                ),
+                None,
+            )
+        )
+        target.kill()
+    assert {thread.name for thread in found.threads} == {None, "t\u00e4st", "MainThread"}
 
 
 def test_a_chain_that_goes_in_a_circle_ends() -> None:
@@ -212,6 +288,33 @@ def test_a_process_without_its_main_thread_is_for_py_spy(monkeypatch: pytest.Mon
     with stuck("c_threads.py", 3, 4, "own") as target:
         process, _ = look_once(target.pid)
     assert methods(process) == {Method.PY_SPY_NONBLOCKING} and len(process.threads) == 4
+
+
+def test_of_two_readings_the_one_with_fewer_torn_stacks_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = tuple(stacks.DumpedThread(tid, tid, None, False, ()) for tid in (7, 8, 9))
+
+    def reading(method: Method, *torn: int) -> Dump:
+        return Dump(7, threads, method, 0.0, 0.0, frozenset(torn))
+
+    ours = reading(Method.MEMORY, 8)
+    monkeypatch.setattr(own_stacks, "read_stacks", lambda pid: ours)
+    for others, expected in ((reading(Method.REMOTE_DEBUGGING), Method.REMOTE_DEBUGGING),
+                             (reading(Method.REMOTE_DEBUGGING, 7, 8), Method.MEMORY)):  # fmt: skip
+        monkeypatch.setattr(remote_debugging, "read_stacks", lambda pid, dump=others: dump)
+        taken = stack_sources.read_memory(stack_sources.Asked(7, is_same_version=True))
+        assert taken is not None and taken.method is expected
+
+
+@pytest.mark.parametrize(("method", "main_tid"), [(Method.MEMORY, 4711), (Method.REMOTE_DEBUGGING, 7)])
+def test_the_main_thread_of_a_container_is_known_by_both_of_its_numbers(
+    method: Method, main_tid: int
+) -> None:
+    process = Process(4711, state="S", ns_pid=7)
+    threads = (stacks.DumpedThread(1, main_tid, None, False, ()),)
+    dump = Dump(4711, threads, method, 0.0, 0.0)
+    assert stack_sources._has_main_thread(process, dump)
+    other = replace(dump, threads=(replace(threads[0], tid=main_tid + 1),))
+    assert not stack_sources._has_main_thread(process, other)
 
 
 def test_what_neither_can_read_well_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

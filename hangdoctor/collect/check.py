@@ -226,7 +226,7 @@ def _try(
 
 
 def _read_a_word(pid: int) -> int:
-    """Reads eight bytes of the first readable mapping, as py-spy and the lock reader will."""
+    """Reads eight bytes of the first readable mapping, as the readers of stacks and locks will."""
     region = next((region for region in memory.read_regions(pid) if region.permissions.startswith("r")), None)
     if region is None:
         raise OSError(errno.EFAULT, "no readable mapping")

@@ -1,4 +1,4 @@
-"""One stack of every thread of every Python process: in which order, how often, what as a last resort."""
+"""Stacks by py-spy: of which processes, in which order, how often, what as a last resort."""
 
 from __future__ import annotations
 

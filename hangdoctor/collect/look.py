@@ -145,7 +145,9 @@ class Look:
         """The readers go on while py-spy runs, unless it may stop the target: that is not what a look is to see."""
         living = [process for process in self.processes if _has_threads(process)]
         from_memory = stack_sources.ask_memory(
-            self._readers, [process for process in living if process.pid not in self._at_rest]
+            self._readers,
+            [process for process in living if process.pid not in self._at_rest],
+            total_s=self._clock.left(),
         )
         tables = self._ask_tables(living, can_read_memory=True)
         locks = self._ask_locks(living) if self._plan.use_locks else ()

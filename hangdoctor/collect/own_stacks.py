@@ -31,8 +31,8 @@ _THREAD_BYTES = 64 << 10
 """Read of a thread, by the page: its state, the end of its C stack, two chunks of frames."""
 _LOOKS = 4
 """At most, at stacks that do not end as they should. What runs through small calls never does."""
-_NAME_INDEX = 1
-"""``Thread.__init__`` sets ``_target`` and then ``_name`` (Lib/threading.py of 3.10 to 3.14)."""
+_NAME_INDEX, _ARGS_INDEX = 1, 2
+"""``Thread.__init__`` sets ``_target``, ``_name``, and then ``_args``, a tuple (Lib/threading.py of 3.10 to 3.14)."""
 _TYPE = 8
 _TRAMPOLINE = "<interpreter trampoline>"
 """3.12's entry frames (Python/pylifecycle.c)."""
@@ -113,7 +113,7 @@ def _look(interpreter: Interpreter, table: FrameTable) -> dict[int, _Seen]:
             tid=state.tid,
             name=reader.name_of(state, trace, frames),
             owns_gil=state.tid == holder,
-            frames=frames,
+            frames=tuple(filter(_can_be, frames)) if is_broken else frames,
         )
         is_doubtful = is_broken or not frames or not is_rooted(frames)
         seen[thread.pthread] = _Seen(thread, is_broken, is_doubtful)
@@ -146,7 +146,10 @@ class StackReader:
         return tuple([known[point] for point in points])
 
     def name_of(self, state: ThreadState, trace: Trace, frames: Sequence[Frame]) -> str | None:
-        """The name of a ``threading.Thread``, from the ``self`` of its outermost frame."""
+        """The name of a ``threading.Thread``, from the ``self`` of its outermost frame.
+
+        ``None`` for a subclass that sets attributes of its own before it calls ``Thread.__init__``.
+        """
         if state.tid == self._interpreter.memory.pid:
             return "MainThread"
         layout = self._interpreter.layout.frame or self._interpreter.layout.old_frame
@@ -155,15 +158,18 @@ class StackReader:
         try:
             instance = self._memory.u64(trace.addresses[-1] + layout.slots) & ~TAG_BITS
             values = read_attributes(self._interpreter, self._memory, instance)
-            if len(values) <= _NAME_INDEX or not self._is_text(trace.points[-1][0], values[_NAME_INDEX]):
+            code = trace.points[-1][0]
+            if len(values) <= _ARGS_INDEX:
+                return None
+            if not self._is_alike(values[_NAME_INDEX], code + layout.name):
+                return None
+            if not self._is_alike(values[_ARGS_INDEX], code + layout.names):
                 return None
             return self._reader.text(values[_NAME_INDEX]) or None
         except OSError:
             return None
 
-    def _is_text(self, code: int, address: int) -> bool:
-        """Whether an object has the same type as the name of a function, which is a ``str``."""
-        layout, memory = self._interpreter.layout.frame or self._interpreter.layout.old_frame, self._memory
-        if layout is None:
-            return False
-        return memory.u64(address + _TYPE) == memory.u64(memory.u64(code + layout.name) + _TYPE)
+    def _is_alike(self, address: int, pointer: int) -> bool:
+        """Whether an object has the type of another, by a pointer to that: a code's name, or its tuple of names."""
+        memory = self._memory
+        return memory.u64(address + _TYPE) == memory.u64(memory.u64(pointer) + _TYPE)

@@ -14,9 +14,9 @@ from hangdoctor.collect.processes import is_denial
 from hangdoctor.collect.pyspy import PySpy, is_python
 from hangdoctor.collect.readers import Answers, Readers
 from hangdoctor.collect.stacks import Dump
-from hangdoctor.model import Gap, Process
+from hangdoctor.model import Gap, Method, Process
 
-_UNKNOWN = "no stacks: hangdoctor's own reader knows CPython 3.10 to 3.14 with a GIL, and this is another"
+_UNKNOWN = "no stacks: hangdoctor's own reader knows CPython 3.10 to 3.14 with a GIL, and found none at work"
 _INSTALL = "pip install 'py-spy>=0.4.1'"
 
 
@@ -33,12 +33,16 @@ def read_memory(asked: Asked) -> Dump | None:
     dump = own_stacks.read_stacks(asked.pid)
     if asked.is_same_version and (dump is None or dump.torn):
         with contextlib.suppress(remote_debugging.Unreadable):
-            return remote_debugging.read_stacks(asked.pid)
+            other = remote_debugging.read_stacks(asked.pid)
+            if dump is None or len(other.torn) < len(dump.torn):
+                return other
     return dump
 
 
-def ask_memory(readers: Readers, processes: Iterable[Process]) -> Answers[Asked, Dump | None]:
-    """Begins to read the stacks of the Python processes among ``processes``."""
+def ask_memory(
+    readers: Readers, processes: Iterable[Process], *, total_s: float
+) -> Answers[Asked, Dump | None]:
+    """Begins to read the stacks of the Python processes among ``processes``; ``total_s`` is the most it may take."""
     has_module = remote_debugging.is_here()
     asked = [process for process in processes if is_python(process)]
     most_threads = max((process.thread_count or 1 for process in asked), default=1)
@@ -47,7 +51,7 @@ def ask_memory(readers: Readers, processes: Iterable[Process]) -> Answers[Asked,
         read_memory,
         [Asked(process.pid, has_module and remote_debugging.is_same_version(process)) for process in asked],
         item_s=limit_s,
-        total_s=4 * limit_s,
+        total_s=min(4 * limit_s, total_s),
         belongs_to=lambda asked: asked.pid,
     )
 
@@ -86,7 +90,9 @@ def take_stacks(
 
 
 def _has_main_thread(process: Process, dump: Dump) -> bool:
-    return process.state in ("Z", "X") or any(thread.tid == process.pid for thread in dump.threads)
+    # CPython's module numbers threads as the target does, our reader as the host does.
+    main_tid = process.pid if dump.method is Method.MEMORY else process.ns_pid or process.pid
+    return process.state in ("Z", "X") or any(thread.tid == main_tid for thread in dump.threads)
 
 
 def _amend(gaps: Sequence[Gap], only_ours: Iterable[int]) -> list[Gap]:

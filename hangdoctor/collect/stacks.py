@@ -1,4 +1,4 @@
-"""From py-spy's JSON to stacks on threads, and how far to trust them.
+"""From a dump (py-spy's JSON, or what our own readers found) to stacks on threads, and how far to trust them.
 
 A non-blocking dump reads memory that goes on changing, so every stack is checked: it must end where stacks end, its
 thread must exist, the main thread must be there. py-spy's ``active`` is one look at a letter and is not used.
@@ -31,7 +31,10 @@ _PTHREAD_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class DumpedThread:
-    """One thread as py-spy saw it; ``tid`` is the target's own numbering, ``None`` before Python 3.11."""
+    """One thread as it was seen.
+
+    ``tid`` is the target's own numbering, from our reader of memory the host's; py-spy has none before Python 3.11.
+    """
 
     pthread: int
     tid: int | None
@@ -42,13 +45,13 @@ class DumpedThread:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """One run of py-spy on one process."""
+    """One reading of one process."""
 
     pid: int
     threads: tuple[DumpedThread, ...]
     method: Method
     taken_at: float
-    """Unix time of the middle of the run."""
+    """Unix time of the middle of the reading."""
     duration_s: float
     torn: frozenset[int] = frozenset()
     """Pthreads whose stack changed while it was read."""
@@ -221,7 +224,7 @@ def _merge(thread: Thread, dumped: DumpedThread, dump: Dump) -> Thread:
 def _doubt(
     process: Process, dump: Dump, inner_tids: Mapping[int, int], living: frozenset[int]
 ) -> tuple[Gap, ...]:
-    """A sub-interpreter hides the threads of all others from py-spy (seen with 3.14)."""
+    """A sub-interpreter hides the threads of all others from py-spy (seen with 3.14), not from our own reader."""
     tids = {inner_tids.get(thread.tid, thread.tid) for thread in dump.threads if thread.tid is not None}
     main_ended = process.state in ("Z", "X")
     if not tids or process.pid in tids or main_ended:
@@ -232,11 +235,13 @@ def _doubt(
         return (
             Gap("py-spy", f"pid {process.pid}", reason, f"cat /proc/{process.pid}/task/*/stack   # as root"),
         )
+    is_ours = dump.method is Method.MEMORY
+    why = "" if is_ours else ": a sub-interpreter hides the other threads"
     return (
         Gap(
-            "py-spy",
+            "stacks" if is_ours else "py-spy",
             f"pid {process.pid}",
-            "the main thread is missing from its stacks: a sub-interpreter hides the other threads",
+            f"the main thread is missing from its stacks{why}",
             f"pystack remote --no-block {process.pid}",
         ),
     )

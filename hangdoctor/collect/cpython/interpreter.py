@@ -45,7 +45,7 @@ class Interpreter:
     layout: Layout
     threads: tuple[ThreadState, ...]
     gil: int | None
-    """Address of the GIL's state; it is :data:`layouts.GIL_SIZE` bytes long."""
+    """Address of the state of the main interpreter's GIL; it is :data:`layouts.GIL_SIZE` bytes long."""
 
     def is_gil(self, address: int) -> bool:
         """Whether a futex belongs to the GIL."""
@@ -88,9 +88,11 @@ def find_interpreter(memory: Memory, regions: Regions, inner_tids: Mapping[int, 
     layout = choose_layout(memory, runtime.address, version)
     if layout is None:
         return None
-    head = memory.u64(runtime.address + layout.interpreters)
-    threads = tuple(_walk_threads(memory, layout, head, inner_tids))
-    return Interpreter(memory, version, layout, threads, _find_gil(memory, layout, runtime.address, head))
+    # struct pyinterpreters: the newest, from which all are chained, then the main one. From 3.12 on each may have a GIL
+    # of its own, and the threads that do the work are of the main one.
+    newest, main = memory.unpack("QQ", runtime.address + layout.interpreters)
+    threads = tuple(_walk_threads(memory, layout, newest, inner_tids))
+    return Interpreter(memory, version, layout, threads, _find_gil(memory, layout, runtime.address, main))
 
 
 def _find_gil(memory: Memory, layout: Layout, runtime: int, interpreter: int) -> int | None:

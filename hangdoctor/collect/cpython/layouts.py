@@ -41,6 +41,8 @@ class FrameLayout:
     file: int
     name: int
     bytecode: int
+    names: int = 32
+    """co_names, a tuple."""
     first_line: int = 68
     qualified_name: int = 128
     line_table: int = 136
@@ -63,6 +65,7 @@ class OldFrameLayout:
     file: int = 104
     name: int = 112
     last_instruction: int = 96
+    names: int = 64
     first_line: int = 40
     line_table: int = 120
 
@@ -72,6 +75,7 @@ class Layout:
     """One version. ``None``: not kept by that version."""
 
     interpreters: int
+    """Of the pointer to the newest; the next word points to the main one (struct pyinterpreters)."""
     next_interpreter: int
     threads: int
     next_thread: int
