@@ -128,6 +128,8 @@ def _find_holder(place: _Semaphore, pids: Collection[int], end: float) -> _Holde
     """The one process whose object says that it took the lock; ``None`` when none or several do."""
     holders = []
     for pid in sorted(pids):
+        if time.monotonic() > end:
+            break  # nothing more would be searched, and the address spaces of 256 processes take a second to read
         try:
             regions = read_regions(pid)
             address = next((at for region in regions if (at := place.address_in(region)) is not None), None)
