@@ -92,6 +92,8 @@ class Looks:
     flight: Sequence[tuple[FlightEntry, ...]] = ()
     present: Sequence[bool] = ()
     start_ticks: int = 1000
+    torn: Sequence[bool] = ()
+    """Whether the stack of a look could not be read whole."""
 
     def at(self, index: int) -> Process | None:
         """The process at look ``index``."""
@@ -104,7 +106,9 @@ class Looks:
             name="MainThread" if stack is not None else None,
             comm=self.comm,
             state=state,
-            stack=Stack(stack, Method.PY_SPY_NONBLOCKING) if stack is not None else None,
+            stack=Stack(stack, Method.PY_SPY_NONBLOCKING, bool(self.torn and self.torn[index]))
+            if stack is not None
+            else None,
             owns_gil=self.owns_gil,
             syscall=self.syscall,
             run_ns=int(1e9 * (100 + index * self.cpu_s)),

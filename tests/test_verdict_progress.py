@@ -361,10 +361,19 @@ DECODED = [
 ]
 
 
-def loaded(stacks: list[tuple[Frame, ...] | None], sequences: tuple[int, ...] = (100, 700, 1900)) -> Report:
-    """Three schedulers whose log counts on; ``stacks`` are those of TP1."""
+def loaded(
+    stacks: list[tuple[Frame, ...] | None],
+    sequences: tuple[int, ...] = (100, 700, 1900),
+    torn: tuple[bool, ...] = (),
+) -> Report:
+    """Three schedulers whose log counts on; ``stacks`` are those of TP1, and ``torn`` are some of them."""
 
-    def scheduler(number: int, looks: list[tuple[Frame, ...] | None], newest: tuple[int, ...]) -> Looks:
+    def scheduler(
+        number: int,
+        looks: list[tuple[Frame, ...] | None],
+        newest: tuple[int, ...],
+        torn: tuple[bool, ...] = (),
+    ) -> Looks:
         title = (f"sglang::scheduler_TP{number}",)
         flight = [(FlightEntry("3", "gloo:broadcast", n, state="retired"),) for n in newest]
         return Looks(
@@ -378,14 +387,21 @@ def loaded(stacks: list[tuple[Frame, ...] | None], sequences: tuple[int, ...] = 
             comm="sglang::schedul",
             ppid=4199,
             flight=flight,
+            torn=torn,
         )
 
     others = [scheduler(n, [DECODES, RECEIVES, DECODES], (100, 700, 1900)) for n in (0, 2)]
-    return diagnosis([others[0], scheduler(1, stacks, sequences), others[1]], logs=DECODED)
+    return diagnosis([others[0], scheduler(1, stacks, sequences, torn), others[1]], logs=DECODED)
 
 
 def test_a_rank_under_load_whose_last_stack_could_not_be_had_serves() -> None:
     verdict = loaded([DECODES, RECEIVES, None]).verdict
+    assert (verdict.kind, verdict.cause) == (Kind.READY, Cause.SERVING)
+
+
+def test_a_rank_under_load_whose_last_stack_was_read_in_part_serves() -> None:
+    part = frames("THPVariable_getitem torch/_C.py:1")
+    verdict = loaded([DECODES, RECEIVES, part], torn=(False, False, True)).verdict
     assert (verdict.kind, verdict.cause) == (Kind.READY, Cause.SERVING)
 
 
@@ -398,3 +414,22 @@ def test_twin_a_rank_whose_collectives_stand_is_not_said_to_serve() -> None:
     verdict = loaded([DECODES, RECEIVES, None], (700, 700, 700)).verdict
     assert verdict.kind is not Kind.READY
     assert [c.pid for c in verdict.culprits] == [4201]
+
+
+# -- a stack that no reader can follow to its end, at any look ----------------------------------------------
+
+
+def unreadable(**facts: object) -> Report:
+    stacks = in_lines("await_tokenizer", 12, 12, 12)
+    return diagnosis(job(rank(ODD, WORLD, stacks, torn=(True,) * 3, **facts)))
+
+
+def test_a_stack_that_is_never_whole_stands_still_if_its_thread_never_ran() -> None:
+    report = unreadable()
+    assert answer(report) == (Kind.HUNG, Cause.LOCK_HELD, {ODD})
+    assert any("not read whole" in evidence.text for evidence in report.evidence)
+
+
+@pytest.mark.parametrize("facts", [{"switches": 70}, {"cpu_s": 4.0}])
+def test_twin_a_thread_that_ran_may_have_moved(facts: dict[str, object]) -> None:
+    assert unreadable(**facts).verdict.kind is Kind.UNKNOWN

@@ -111,6 +111,8 @@ def _sameness(track: ThreadTrack, stack: Stack) -> str:
     seen = [view.thread.stack for view in track.views if view is not None and view.thread.stack is not None]
     equal = sum(1 for other in seen if same_stack(other, stack))
     frames = f"{len(stack.frames)} frame{'s' if len(stack.frames) != 1 else ''}"
+    if stack.is_torn:
+        return f"{frames}, not read whole"
     if len(seen) < 2:
         return f"{frames}, one look"
     return (

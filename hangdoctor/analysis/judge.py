@@ -67,10 +67,13 @@ def _serves(suspect: Suspect) -> bool:
 
 
 def _phase_before(track: ThreadTrack | None) -> Phase | None:
-    """The phase of an earlier look, where the last one got no stack: a busy rank moves under every reader's hands.
+    """The phase of an earlier look, where the last one got no whole stack: a busy rank moves under any reader's hands.
 
     Decided two of eleven attaches to a server under load, each time with the collectives and the log moving on.
     """
-    if track is None or track.last.thread.stack is not None:
+    if track is None:
+        return None
+    stack = track.last.thread.stack
+    if stack is not None and not stack.is_torn:
         return None
     return next((phase for phase in reversed(track.phases) if phase is not None), None)
