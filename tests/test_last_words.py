@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hangdoctor.analysis import diagnose
+from hangdoctor.analysis import diagnose, last_words
 from hangdoctor.collect import Plan, logs, take_capture
 from hangdoctor.discover import Request, find_tree
-from hangdoctor.model import LogTail
+from hangdoctor.model import LogMessage, LogTail
 from hangdoctor.parsers import read_text
 from hangdoctor.render import RENDERERS, RenderOptions
 from hangdoctor.report import LogLine, Report
@@ -135,6 +136,31 @@ def test_ages_are_counted_from_the_newest_stamp() -> None:
     assert (line.text, line.age_s, line.newest_age_s) == ("KeyError: 'x'", 302.0, 2.0)
     assert said("KeyError: 'x'", HEARTBEAT).age_s == 2.0
     assert START > 0
+
+
+def test_a_stamp_without_a_year_has_that_of_the_others() -> None:
+    """vLLM and glog write none; other loggers in the same log do."""
+    line = said(
+        "ERROR 11-29 19:21:11 [core.py:9] it broke",
+        "2026-11-29 19:22:11,123 - INFO - flashinfer.jit: finished loading",
+    )
+    assert line.is_failure and line.age_s is not None and 62 <= line.age_s < 63
+
+
+def test_many_failures_are_weighed_in_one_pass() -> None:
+    """A saved log of a large job: each rank fails, and each says something afterwards."""
+    lines = [
+        line
+        for rank_ in range(3000)
+        for line in (
+            last_words._Line(f"e{rank_}", LogMessage("error", "", process=f"w{rank_}"), None, False),
+            last_words._Line("step", LogMessage("begin", "", process=f"x{rank_}"), None, False),
+        )
+    ]
+    began = time.process_time()
+    standing = last_words._standing_failure(lines)
+    assert time.process_time() - began < 1.0
+    assert standing is not None and standing.text == "e2999"
 
 
 def test_a_failure_in_another_log_is_preferred() -> None:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from hangdoctor.analysis.log_moves import mask_numbers
 from hangdoctor.case import Case
@@ -89,14 +90,6 @@ class _Line:
     def _phase(self) -> str | None:
         return self.message.fields.get("phase") if self.message is not None else None
 
-    def overtakes(self, failure: _Line) -> bool:
-        """Whether this later line shows that what failed was got over."""
-        return (
-            self.has_started
-            or self.computes
-            or (self.kind in _STEPS and self.writer is not None and self.writer == failure.writer)
-        )
-
 
 def last_words(case: Case, knowledge: Knowledge) -> LogLine | None:
     """The line that says most, of all logs of the last look; ``None`` where there is no log."""
@@ -133,7 +126,10 @@ def _ages(texts: Sequence[str], written_at: float | None, now: float | None) -> 
     """
     since = max(0.0, now - written_at) if now is not None and written_at is not None else None
     clock = Clock()
-    stamps = [clock.read(text[:200]) for text in texts]
+    heads = [text[:200] for text in texts]
+    for head in heads:  # the year, which a later line of another logger may have alone
+        clock.read(head)
+    stamps = [clock.read(head) for head in heads]
     newest = next((stamp.seconds for stamp in reversed(stamps) if stamp is not None), None)
     ages: list[float | None] = []
     age = since
@@ -162,14 +158,18 @@ def _choose(log: LogTail, lines: Sequence[_Line], *, is_alone: bool) -> LogLine:
 
 def _standing_failure(lines: Sequence[_Line]) -> _Line | None:
     """Of the last burst of failures that nothing has overtaken: the last exception, else the last line of it."""
-    standing: list[_Line] = []
-    for line in lines:
-        standing = [failure for failure in standing if not line.overtakes(failure)]
+    by_writer: dict[str | None, list[tuple[int, _Line]]] = {}
+    for place, line in enumerate(lines):
+        if line.has_started or line.computes:
+            by_writer.clear()
+        elif line.kind in _STEPS and line.writer is not None:
+            by_writer.pop(line.writer, None)
         if line.is_failure:
-            standing.append(line)
+            by_writer.setdefault(line.writer, []).append((place, line))
+    standing = sorted((failure for own in by_writer.values() for failure in own), key=itemgetter(0))
     if not standing:
         return None
-    burst = list(_burst(standing))
+    burst = list(_burst([line for _, line in standing]))
     own = [line for line in burst if not _POINTS_UP.search(line.text)]
     exceptions = [line for line in own if line.is_exception]
     return (exceptions or own or burst)[-1]
