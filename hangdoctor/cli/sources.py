@@ -22,9 +22,10 @@ class Source:
 SOURCES = (
     Source("proc", "state, threads, system calls, CPU time, open files of every process, from /proc", "default",
            "Nothing can be said of a process that /proc hides. Run as the same user, or as root."),
-    Source("py-spy", "Python stacks, without stopping the process", "default; stops it only with --allow-pause",
+    Source("stacks", "Python stacks, from the memory of the process, and by py-spy where hangdoctor's own reader fails",
+           "default; stops it only with --allow-pause",
            "Without stacks a rank's phase is unknown, so the verdict is mostly `unknown`. `hangdoctor check PID`.",
-           ("stacks",)),
+           ("py-spy",)),
     Source("py-spy --native", "native frames; stops each process for 0.3 to 2 s", "--native",
            "What a thread does inside C or CUDA code is not named."),
     Source("environ", "NCCL_*, CUDA_*, TORCH_* and server variables, from the memory of the process", "default",

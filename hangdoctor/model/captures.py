@@ -36,7 +36,7 @@ class LogTail:
     host: str | None = None
     """Whose pids and whose path; set where captures of several hosts are one."""
     earlier: tuple[str, ...] = ()
-    """Of the lines before those, redacted: the last of each kind, where a kind differs in numbers only; oldest first."""
+    """Of the lines before those, redacted: the last of each kind (a kind differs in numbers only); oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
