@@ -179,10 +179,11 @@ def kill(owner: subprocess.Popen[str]) -> None:
 def test_nothing_outlives_its_owner(name: str, end: Callable[[subprocess.Popen[str]], None]) -> None:
     """Ctrl-C, and even kill -9, on the process that started the job."""
     program = (
+        "import sys\n"
         "from hangdoctor.demo import *\n"
         f"with start(SCENARIOS[{name!r}], Backend.BARRIER) as job:\n"
         "    print(job.pid, job.log.parent, flush=True)\n"
-        "    input()\n"
+        "    sys.stdin.read()\n"  # input() flushes first, and forgets a Ctrl-C that comes meanwhile
     )
     with subprocess.Popen(
         [sys.executable, "-c", program],
