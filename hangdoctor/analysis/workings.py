@@ -71,7 +71,7 @@ def _may_be_anothers(charge: Charge, log: LogMove) -> bool:
     named = _PID.search(log.text or "")
     if named is not None:
         return int(named[1]) not in (member.pid, member.last.ns_pid)
-    if movement(charge.suspect) is not Movement.STILL or member.progress.kind in _SOMETHING_NEW:
+    if movement(charge.suspect) is not Movement.STILL or member.progress.kind not in _NOTHING_NEW:
         return False
     writers = [m for m in charge.case.ranks if m is not member and (not log.pids or m.pid in log.pids)]
     return any(
@@ -114,7 +114,6 @@ def is_in_known_phase(charge: Charge) -> Finding | None:
     return _within_budget(charge, cause)
 
 
-_SOMETHING_NEW = (ProgressClass.PROOF, ProgressClass.WEAK)
 _PID = re.compile(r"^\([^()]*\bpid=(\d+)\)")
 """vLLM puts the process in front of what it logs."""
 _AT_REST = frozenset({Activity.WAIT_WORK, Activity.WAIT_EVENT, Activity.WAIT_LOCK, Activity.TIMED_SLEEP})

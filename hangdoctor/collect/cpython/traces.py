@@ -141,7 +141,7 @@ def _follow_old(address: int, depth: int, layout: OldFrameLayout, memory: Memory
     points: list[Point] = []
     addresses: list[int] = []
     try:
-        while address and len(points) < min(depth, MAX_FRAMES):
+        while address and len(points) < depth:
             code, at = memory.u64(address + layout.code), memory.u32(address + layout.last_instruction)
             points.append((code, at))
             addresses.append(address)
