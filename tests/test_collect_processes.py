@@ -14,10 +14,13 @@ import pytest
 
 from hangdoctor.collect import denials, filelocks, logs, processes, procfs, schedclock
 from hangdoctor.collect.files import read_files
+from hangdoctor.collect.memory import Memory
 from hangdoctor.collect.processes import Step, Wanted, read_processes, read_step
 from hangdoctor.collect.schedclock import SchedulerClock
+from hangdoctor.collect.syscalls import decode_syscall
 from hangdoctor.collect.threads import read_threads
-from hangdoctor.model import FileLock, Gap, Process
+from hangdoctor.model import FileLock, Gap, Process, Syscall, Thread
+from tests.b_support import blocked, eventually
 from tests.conftest import Stuck, stuck
 
 MIB = 1 << 20
@@ -172,6 +175,81 @@ def test_threads_of_a_zombie_leader() -> None:
     assert list(states) == [survivor] and states[survivor] != "Z"
 
 
+def test_all_threads_are_read_before_any_call_is_decoded() -> None:
+    """So the word of a futex is never older than the wait. Here the process is gone by then."""
+    lines: list[str] = []
+    with stuck("c_threads.py", 9, 1) as program:
+
+        def decode(line: str, wchan: str | None) -> Syscall:
+            if not lines:
+                program.popen.kill()
+                os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+            lines.append(line)
+            return Syscall(line)
+
+        table = read_threads(program.pid, decode, is_namespaced=False)
+    assert len(table.threads) == 10
+    assert all(thread.syscall and thread.run_ns for thread in table.threads)
+    assert lines and all(line == "running" or len(line.split()) == 7 for line in lines)
+
+
+def test_equal_calls_are_decoded_once() -> None:
+    """Nine threads wait for one lock."""
+    calls = []
+    with stuck("c_threads.py", 9, 1) as program:
+
+        def decode(line: str, wchan: str | None) -> Syscall | None:
+            calls.append((line, wchan))
+            return decode_syscall(program.pid, line, wchan=wchan)
+
+        def look() -> tuple[Thread, ...]:
+            calls.clear()
+            rest = read_threads(program.pid, decode, is_namespaced=False).threads[1:]
+            return rest if all(thread.wchan for thread in rest) else ()  # one may be on its way in
+
+        rest = eventually(look)
+    assert len(rest) == 9 and len(calls) == 2
+    assert all(thread.syscall is rest[0].syscall for thread in rest)
+    assert rest[0].syscall is not None and rest[0].syscall.name == "futex"
+
+
+def test_words_of_futexes_are_read_at_once(tmp_path: Path) -> None:
+    with blocked(tmp_path) as (program, words):
+        tids = [int(words[name]) for name in ("futex", "futex_shared", "futex_timed", "futex_until")]
+        read_before: list[set[int]] = []
+
+        def look() -> list[Syscall | None]:
+            pages = Memory(program.pid)
+
+            def decode(line: str, wchan: str | None) -> Syscall | None:
+                read_before.append(set(pages.pages))
+                return decode_syscall(program.pid, line, wchan=wchan, pages=pages)
+
+            read_before.clear()
+            table = read_threads(program.pid, decode, is_namespaced=False, pages=pages)
+            calls = [thread.syscall for thread in table.threads if thread.tid in tids]
+            return calls if all(call and call.name == "futex" for call in calls) else []
+
+        calls = eventually(look)
+    for call in calls:
+        assert call is not None and call.detail is not None and "word 0x7" in call.detail
+        assert (call.timeout_s is not None) is call.is_timed
+        wanted = {call.args[0], call.args[3]} - {0}
+        assert {address & -4096 for address in wanted} <= read_before[0]
+
+
+def test_switches_and_inner_tids_are_the_same_from_status() -> None:
+    with stuck("c_hold.py") as program:
+        tables = [
+            read_threads(program.pid, lambda line, wchan: None, is_namespaced=is_namespaced)
+            for is_namespaced in (False, True)
+        ]
+    (plain,), (inner,) = (table.threads for table in tables)
+    assert plain.voluntary_switches == inner.voluntary_switches is not None
+    assert plain.involuntary_switches == inner.involuntary_switches is not None
+    assert tables[0].inner_tids == {} and tables[1].inner_tids == {program.pid: program.pid}
+
+
 def test_when_a_thread_last_ran() -> None:
     clock = SchedulerClock()
     with stuck("c_hold.py") as resting:
@@ -265,6 +343,7 @@ def test_clocks_of_cpus_differ_and_are_read_where_the_thread_ran(monkeypatch: py
     clock = clock_after(0.1, {0: 9, 1: 2}, monkeypatch)
     assert clock.seconds_since(b"se.exec_start : 1985000.000000\n", cpu=0) == 10.0
     assert clock.seconds_since(b"se.exec_start : 985000.000000\n", cpu=1) == 10.0
+    assert clock.seconds_since(b"se.exec_start : 985000.000000\n", cpu=1, at=1997.0) == 7.0
     assert clock.seconds_since(None, cpu=0) is None
     assert clock.seconds_since(b"nothing of the kind", cpu=0) is None
 

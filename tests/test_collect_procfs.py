@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hangdoctor.collect import procfs
-from hangdoctor.collect.procfs import Stat, descend, parse_stat, parse_status
+from hangdoctor.collect.procfs import Stat, descend, parse_stat, parse_status, parse_thread_stat
 from hangdoctor.collect.tree import Member, Tree, grow
 from tests.conftest import stuck
 
@@ -34,6 +34,17 @@ def test_only_the_dead_have_a_wait_status() -> None:
 def test_what_is_no_stat_line_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
         parse_stat(line)
+    with pytest.raises(ValueError):
+        parse_thread_stat(line)
+
+
+def test_a_thread_s_line_is_read_as_that_of_its_process() -> None:
+    lines = [ZOMBIE, *(path.read_bytes() for path in Path("/proc/self/task").glob("*/stat"))]
+    for line in lines:
+        thread, stat = parse_thread_stat(line), parse_stat(line)
+        assert thread == tuple(getattr(stat, name) for name in thread._fields)
+    of_an_old_kernel = b" ".join(ZOMBIE.split(b" ")[:30])
+    assert parse_thread_stat(of_an_old_kernel).cpu == parse_stat(of_an_old_kernel).cpu == 0
 
 
 def test_kernel_threads_are_told_by_their_flag() -> None:

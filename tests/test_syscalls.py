@@ -14,8 +14,9 @@ import pytest
 
 from hangdoctor.collect import syscalls
 from hangdoctor.collect.ioctls import describe_ioctl
+from hangdoctor.collect.memory import Memory
 from hangdoctor.collect.syscall_names import NAMES
-from hangdoctor.collect.syscalls import decode_syscall, describe_wchan
+from hangdoctor.collect.syscalls import decode_syscall, describe_wchan, list_futexes
 from hangdoctor.model import Socket, Syscall
 from tests import b_support
 from tests.b_support import eventually, read_syscall, read_wchan
@@ -193,6 +194,29 @@ def test_without_memory_times_are_missing_not_wrong(blocked: Blocked) -> None:
     seen = blocked.decode("futex_until", can_read_memory=False)
     assert seen.is_timed is True and seen.timeout_s is None
     assert blocked.decode("open", can_read_memory=False).target is None
+
+
+@pytest.mark.parametrize("name", ["futex", "futex_timed", "poll", "select", "nanosleep", "open", "connect"])
+def test_through_pages_the_same_is_seen(blocked: Blocked, name: str) -> None:
+    plain = blocked.decode(name)
+    line = read_syscall(blocked.pid, int(blocked.said[name]))
+    unread, pages = Memory(blocked.pid), Memory(blocked.pid)
+    seen = decode_syscall(blocked.pid, line, pages=pages)
+    assert seen == plain
+    assert pages.pages
+    decode_syscall(blocked.pid, line, can_read_memory=False, pages=unread)
+    assert not unread.pages and not unread.bytes_read
+
+
+def test_the_words_and_limits_of_futexes_are_listed(blocked: Blocked) -> None:
+    names = ("futex", "futex_timed", "poll", "nanosleep")
+    calls = {name: blocked.decode(name) for name in names}
+    lines = [read_syscall(blocked.pid, int(blocked.said[name])) for name in names]
+    timed = calls["futex_timed"].args
+    wanted = {calls["futex"].args[0], timed[0], timed[3]}
+    futex = lines[0].split()[0]
+    broken = [f"{futex} x 0 0 0 0 0", futex, "", "running", "-1 0x1 0x2"]
+    assert list_futexes([*lines, *broken]) == wanted
 
 
 def test_every_wait_of_this_kernel_has_words(blocked: Blocked) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -43,6 +44,18 @@ class Stat:
     """The one it last ran on."""
     wait_status: int | None
     """As from wait(2); ``None`` while it lives or when the kernel hides it."""
+
+
+class ThreadStat(NamedTuple):
+    """What a thread's own ``stat`` adds to that of its process. No dataclass: it is made for every thread of a look."""
+
+    comm: str
+    state: str
+    minor_faults: int
+    major_faults: int
+    user_ticks: int
+    system_ticks: int
+    cpu: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +129,23 @@ def parse_stat(data: bytes) -> Stat:
         is_kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
         cpu=int(fields[36]) if len(fields) > 36 else 0,
         wait_status=int(fields[49]) if fields[0] in (b"Z", b"X") and len(fields) > 49 else None,
+    )
+
+
+def parse_thread_stat(data: bytes) -> ThreadStat:
+    """As :func:`parse_stat`, for less than half of the time. Raises ``ValueError``."""
+    opening, closing = data.index(b"("), data.rindex(b")")
+    fields = data[closing + 2 :].split(None, 37)
+    if len(fields) < 22:
+        raise ValueError(f"{len(fields) + 2} fields")
+    return ThreadStat(
+        text(data[opening + 1 : closing]),
+        text(fields[0]),
+        int(fields[7]),
+        int(fields[9]),
+        int(fields[11]),
+        int(fields[12]),
+        int(fields[36]) if len(fields) > 36 else 0,
     )
 
 

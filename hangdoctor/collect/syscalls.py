@@ -8,7 +8,8 @@ with it.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from hangdoctor.collect import memory
@@ -27,21 +28,22 @@ def decode_syscall(
     can_read_memory: bool = True,
     wchan: str | None = None,
     sockets: Sequence[Socket] = (),
+    pages: memory.Memory | None = None,
 ) -> Syscall | None:
     """One line of ``/proc/PID/task/TID/syscall`` as a :class:`Syscall`; ``None`` for a line that is none.
 
     ``can_read_memory=False`` (no attach permission) leaves times and names behind pointers out. ``wchan``
     tells which call a ``restart_syscall`` stands for: after any stop (a signal, an earlier debugger) the
     kernel resumes poll, futex and nanosleep under that name, with the arguments kept. ``sockets`` are
-    those of the process.
+    those of the process. With ``pages``, its memory is read through them, each page once.
 
-    Cost: 15-40 us with one pointer. Never raises.
+    Cost: 13-40 us with one pointer, 5 less where its page has been read. Never raises.
     """
     words = line.split()
     if words[:1] == ["running"]:
         return Syscall("running")
     try:
-        number, args = int(words[0]), tuple(int(word, 16) for word in words[1:7])
+        number, args = int(words[0]), tuple([int(word, 16) for word in words[1:7]])
     except (IndexError, ValueError):
         return None
     if number < 0:
@@ -49,22 +51,44 @@ def decode_syscall(
         return Syscall("page-fault", detail=f"waits for {phrase}" if phrase else None)
     if len(args) < 6:
         return None
-    name = NAMES.get(platform.machine(), {}).get(number, f"syscall {number}")
+    name = _names().get(number, f"syscall {number}")
+    call = Call(pid, name, args, can_read_memory, sockets, pages)
     if name == "restart_syscall":
-        resumed = _name_restarted(args, wchan)
-        if resumed is None:
-            return Syscall(name, args, detail="resumed after a signal or a debugger's stop")
-        decoded = _decode(Call(pid, resumed, args, can_read_memory, sockets))
-        return replace(decoded, detail=f"{decoded.detail or resumed}; resumed after a stop")
-    decoded = _decode(Call(pid, name, args, can_read_memory, sockets))
+        return _decode_restarted(call, wchan)
+    decoded = _decode(call)
     device = name_device(wchan)
-    detail = f"{decoded.detail or name}; in the kernel it waits for {device}"
-    return decoded if device is None else replace(decoded, detail=detail)
+    if device is None:
+        return decoded
+    return replace(decoded, detail=f"{decoded.detail or name}; in the kernel it waits for {device}")
+
+
+def list_futexes(lines: Iterable[str]) -> set[int]:
+    """Addresses of the words that the futex calls among these lines are about, and of their time limits."""
+    numbers = {str(number) for number, name in _names().items() if name == "futex"}
+    found: set[int] = set()
+    for line in lines:
+        words = line.split(None, 5)
+        if len(words) > 5 and words[0] in numbers:
+            with suppress(ValueError):
+                found.update((int(words[1], 16), int(words[4], 16)))
+    return found - {0}
+
+
+def _names() -> Mapping[int, str]:
+    return NAMES.get(platform.machine(), {})
 
 
 def _decode(call: Call) -> Syscall:
     decoder = DECODERS.get(call.name)
     return decoder(call) if decoder else Syscall(call.name, call.args)
+
+
+def _decode_restarted(call: Call, wchan: str | None) -> Syscall:
+    resumed = _name_restarted(call.args, wchan)
+    if resumed is None:
+        return Syscall(call.name, call.args, detail="resumed after a signal or a debugger's stop")
+    decoded = _decode(call._replace(name=resumed))
+    return replace(decoded, detail=f"{decoded.detail or resumed}; resumed after a stop")
 
 
 _RESUMED_SLEEP = (

@@ -7,6 +7,7 @@ a call (page fault), in an ioctl, or in a process we may not attach to.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _SUFFIX = re.compile(r"\.(?:constprop|isra|part|cold)\.?\d*")
 
@@ -84,6 +85,7 @@ def name_device(wchan: str | None) -> str | None:
     return phrase if phrase in _BEHIND else None
 
 
+@lru_cache(maxsize=256)  # the threads of a server sleep in a dozen functions; 2 us for each thread otherwise
 def describe_wchan(wchan: str | None) -> str | None:
     """What a thread in this kernel function waits for, as a noun phrase; ``None`` when not known.
 
