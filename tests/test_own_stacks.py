@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import itertools
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -26,12 +25,12 @@ from hangdoctor.collect import (
     stacks,
     take_capture,
 )
-from hangdoctor.collect.cpython import interpreter, layouts, traces
+from hangdoctor.collect.cpython import interpreter, traces, view
+from hangdoctor.collect.cpython.chains import Trace
 from hangdoctor.collect.cpython.frames import FrameReader
 from hangdoctor.collect.cpython.lines import find_line
-from hangdoctor.collect.cpython.traces import Trace, trace_threads
+from hangdoctor.collect.cpython.traces import trace_threads
 from hangdoctor.collect.deadline import Trouble
-from hangdoctor.collect.memory import PAGE, Memory
 from hangdoctor.collect.own_stacks import read_stacks
 from hangdoctor.collect.stacks import Dump
 from hangdoctor.model import Gap, Method, Process
@@ -148,7 +147,7 @@ def lie_first(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
         traces = trace_threads(*args)
         return [cut(trace) for trace in traces] if next(left) > 0 else traces
 
-    monkeypatch.setattr(own_stacks, "trace_threads", look)
+    monkeypatch.setattr(view, "trace_threads", look)
 
 
 def test_a_broken_stack_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,18 +222,6 @@ def test_an_attribute_of_a_subclass_is_no_name(python: str) -> None:
         )
         target.kill()
     assert {thread.name for thread in found.threads} == {None, "t\u00e4st", "MainThread"}
-
-
-def test_a_chain_that_goes_in_a_circle_ends() -> None:
-    layout = layouts._LAYOUTS[3, 12].frame
-    assert layout is not None
-    page = bytearray(PAGE)
-    struct.pack_into("<Q", page, 64 + layout.code, 0x5000)
-    struct.pack_into("<Q", page, 64 + layout.previous, 0x4040)
-    memory = Memory(0)
-    memory.pages[0x4000] = bytes(page)
-    trace = traces._follow(0x4040, traces.MAX_FRAMES, traces._Head(layout), memory)
-    assert len(trace.points) == traces.MAX_FRAMES and not trace.is_whole
 
 
 def test_a_process_has_so_many_frames_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,18 @@ Every step has a deadline of its own and costs a gap at worst, so a look always 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoctor.collect import dumps, host, inside, stack_sources, stacks
+from hangdoctor.collect.cpython.view import remember_views
 from hangdoctor.collect.deadline import Clock, Trouble, call, patience, reader_count
 from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.elf import remember_images
 from hangdoctor.collect.locks.shared import remember_holders
-from hangdoctor.collect.memory import remember_regions
+from hangdoctor.collect.memory import Memory, remember_regions
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.processes import ask_processes, merge_gaps, step_reader
 from hangdoctor.collect.procfs import Stat, list_tids, read_stat
@@ -192,13 +194,21 @@ class Look:
 
     def _read_table(self, want: _Wanted) -> ThreadTable:
         """In a reader, which keeps the table for :meth:`_find_locks`."""
+        # At most a few pages a thread are read, so no budget: those of 10,000 threads are to have their words too.
+        pages = Memory(want.pid, sys.maxsize) if want.can_read_memory else None
         table = read_threads(
             want.pid,
             lambda line, wchan: decode_syscall(
-                want.pid, line, can_read_memory=want.can_read_memory, wchan=wchan, sockets=want.sockets
+                want.pid,
+                line,
+                can_read_memory=want.can_read_memory,
+                wchan=wchan,
+                sockets=want.sockets,
+                pages=pages,
             ),
             is_namespaced=want.is_namespaced,
             clock=self._cpu_clocks,
+            pages=pages,
         )
         self._tables[want.pid] = table
         return table
@@ -304,6 +314,7 @@ def _remember() -> None:
     """In a reader: ranks are alike, and every step begins with the same address space."""
     remember_regions()
     remember_images()
+    remember_views()
     remember_holders()
 
 

@@ -15,18 +15,19 @@ import struct
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 PAGE = 4096
 """Cache granularity. Kernels with larger pages (aarch64 with 64 KiB) contain a whole number of these."""
 DEFAULT_BUDGET_BYTES = 64 << 20
-_DENSE_PAGES = 4
-"""CPython allocates the frames of a thread in chunks of 16 KiB (Python/pystate.c, DATA_STACK_CHUNK_SIZE)."""
 MAX_MAPS_BYTES = 32 << 20
 _IOV_MAX = 1024
+_CALL_BYTES = 256 << 10
+"""What is copied at once stays in the CPU's cache: a megabyte of pages takes a third less time so (measured)."""
 _ADDRESS_LIMIT = 1 << 63
 
+_unpack_word = struct.Struct("<Q").unpack_from
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
 _libc.process_vm_readv.argtypes = (
@@ -68,12 +69,14 @@ def read(pid: int, address: int, size: int) -> bytes:
 
 
 def gather(pid: int, items: Sequence[tuple[int, int]]) -> list[bytes | None]:
-    """Many small reads in few calls (1024 a call); ``None`` for each ``(address, size)`` that is not
+    """Many small reads in few calls (1024 or 256 KiB a call); ``None`` for each ``(address, size)`` that is not
     readable.
 
     A bad address costs one more call, not the batch. Raises ``OSError`` only when nothing at all is
     permitted.
     """
+    if not items:
+        return []
     out: list[bytes | None] = [None] * len(items)
     places = [place for place, item in enumerate(items) if _is_plausible(item)]
     wanted = [items[place] for place in places]
@@ -82,7 +85,8 @@ def gather(pid: int, items: Sequence[tuple[int, int]]) -> list[bytes | None]:
     buffer = ctypes.create_string_buffer(0)
     start = 0
     while start < len(wanted):
-        count = min(_IOV_MAX, len(wanted) - start)
+        fitting = bisect_right(ends, ends[start] + _CALL_BYTES, start) - 1 - start
+        count = max(1, min(_IOV_MAX, fitting))
         total = ends[start + count] - ends[start]
         if len(buffer) < total:  # made once, or each bad address would cost a new one of up to 4 MB
             buffer = ctypes.create_string_buffer(total)
@@ -159,11 +163,10 @@ class Memory:
     :class:`BudgetSpent`.
     """
 
-    def __init__(self, pid: int, budget_bytes: int = DEFAULT_BUDGET_BYTES, *, is_dense: bool = False) -> None:
-        """``is_dense``: neighbours of a page will be wanted too, and are read with it (stacks: 2/3 fewer calls)."""
+    def __init__(self, pid: int, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
         self.pid = pid
-        self._block = _DENSE_PAGES * PAGE if is_dense else PAGE
-        self._buffer: ctypes.Array[ctypes.c_char] | None = None
+        self._page = ctypes.create_string_buffer(PAGE)
+        self._to_page = struct.pack("<2Q", ctypes.addressof(self._page), PAGE)
         self.bytes_read = 0
         self._budget = budget_bytes
         self.pages: dict[int, bytes] = {}
@@ -180,25 +183,14 @@ class Memory:
         return b"".join(pages)[address - first : end - first]
 
     def _load(self, address: int) -> bytes:
-        if self._block > PAGE and self._load_block(address & -self._block):
-            page = self.pages.get(address)
-            if page is not None:
-                return page
         self._spend(PAGE)
-        page = read(self.pid, address, PAGE)
+        wanted = struct.pack("<2Q", address, PAGE)
+        if _libc.process_vm_readv(self.pid, self._to_page, 1, wanted, 1, 0) == PAGE:
+            page = self._page.raw
+        else:
+            page = read(self.pid, address, PAGE)  # which says why not
         self.pages[address] = page
         return page
-
-    def _load_block(self, start: int) -> bool:
-        """The pages from ``start`` on that are mapped, without those that were read before."""
-        self._spend(self._block)
-        if self._buffer is None:
-            self._buffer = ctypes.create_string_buffer(self._block)
-        got = _readv(self.pid, self._buffer, self._block, struct.pack("<2Q", start, self._block), 1)
-        data = self._buffer.raw
-        for offset in range(0, max(0, got) & -PAGE, PAGE):
-            self.pages.setdefault(start + offset, data[offset : offset + PAGE])
-        return got >= PAGE
 
     def prefetch(self, addresses: Iterable[int], *, pages_before: int = 0) -> None:
         """The pages of ``addresses``, and so many before each, in few system calls; what is not mapped is left out.
@@ -232,7 +224,11 @@ class Memory:
         return int.from_bytes(self.read(address, 4), "little")
 
     def u64(self, address: int) -> int:
-        return int.from_bytes(self.read(address, 8), "little")
+        page, at = self.pages.get(address & -PAGE), address & PAGE - 1
+        if page is None or at > PAGE - 8:
+            page, at = self.read(address, 8), 0
+        # Half the time of the way through `read`, and pointers are most of what is read.
+        return int(_unpack_word(page, at)[0])
 
     def unpack(self, layout: str, address: int) -> tuple[int, ...]:
         """``struct.unpack`` of a little-endian layout of integers at an address."""
@@ -251,9 +247,8 @@ class Memory:
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """One line of ``/proc/PID/maps``."""
+class Region(NamedTuple):
+    """One line of ``/proc/PID/maps``; a tuple, because an address space with torch has a thousand of them."""
 
     start: int
     end: int
@@ -318,19 +313,12 @@ def _read_regions(pid: int) -> Regions:
         text = file.read(MAX_MAPS_BYTES).decode("utf-8", "surrogateescape")
     regions = []
     for line in text.split("\n"):  # nothing else ends one: a file's name may hold U+2028
-        fields = line.split(None, 5)
-        if len(fields) < 5:
+        span, *fields = line.split(None, 5)[:6] or ("",)
+        if len(fields) < 4:
             continue
-        start, _, end = fields[0].partition("-")
+        start, _, end = span.partition("-")
+        permissions, offset, device, inode, path = (*fields, "")[:5]
         regions.append(
-            Region(
-                start=int(start, 16),
-                end=int(end, 16),
-                permissions=fields[1],
-                offset=int(fields[2], 16),
-                device=fields[3],
-                inode=int(fields[4]),
-                path=fields[5] if len(fields) > 5 else "",
-            )
+            Region(int(start, 16), int(end, 16), permissions, int(offset, 16), device, int(inode), path)
         )
     return Regions(regions)

@@ -14,21 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hangdoctor.collect.cpython.attributes import read_attributes
-from hangdoctor.collect.cpython.frames import FrameReader
-from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState, find_interpreter
+from hangdoctor.collect.cpython.chains import Point
 from hangdoctor.collect.cpython.layouts import TAG_BITS
-from hangdoctor.collect.cpython.traces import Point, Trace, trace_threads, unit_of
-from hangdoctor.collect.memory import Memory, read_regions
-from hangdoctor.collect.namespaces import map_threads
+from hangdoctor.collect.cpython.traces import unit_of
+from hangdoctor.collect.cpython.view import Seen, View, open_view
 from hangdoctor.collect.stacks import Dump, DumpedThread, FrameTable, is_rooted
 from hangdoctor.model import Frame, Method
 
 PROCESS_S = 1.0
 PER_THREAD_S = 0.002
 """Three to twenty times what 40 frames take."""
-_BUDGET_BYTES = 32 << 20
-_THREAD_BYTES = 64 << 10
-"""Read of a thread, by the page: its state, the end of its C stack, two chunks of frames."""
 _LOOKS = 4
 """At most, at stacks that do not end as they should. What runs through small calls never does."""
 _NAME_INDEX, _ARGS_INDEX = 1, 2
@@ -45,19 +40,17 @@ def read_stacks(pid: int) -> Dump | None:
     read. Behind a deadline: reading ``maps`` may block.
     """
     began, started_at = time.monotonic(), time.time()
-    interpreter = find_interpreter(Memory(pid, _BUDGET_BYTES), read_regions(pid), map_threads(pid))
-    if interpreter is None or not interpreter.threads:
+    view = open_view(pid)
+    if view is None or not view.threads:
         return None
     table = FrameTable()
-    seen = _look(interpreter, table)
+    seen = _look(view, table)
     for _ in range(_LOOKS - 1):
-        doubtful = {one.thread.tid for one in seen.values() if one.is_doubtful}
+        doubtful = {one.thread.tid for one in seen.values() if one.is_doubtful and one.thread.tid is not None}
         if not doubtful:
             break
         # Those alone, which takes microseconds: a thread that runs has moved on before all of many are read.
-        threads = tuple(state for state in interpreter.threads if state.tid in doubtful)
-        interpreter = replace(interpreter, threads=threads)
-        seen = _settle(seen, _look(interpreter, table))
+        seen = _settle(seen, _look(view.anew(doubtful), table))
     duration_s = time.monotonic() - began
     return Dump(
         pid,
@@ -70,7 +63,7 @@ def read_stacks(pid: int) -> Dump | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Read:
     """One thread in one look."""
 
     thread: DumpedThread
@@ -83,7 +76,7 @@ class _Seen:
     """
 
 
-def _settle(first: dict[int, _Seen], second: dict[int, _Seen]) -> dict[int, _Seen]:
+def _settle(first: dict[int, _Read], second: dict[int, _Read]) -> dict[int, _Read]:
     """What is no longer in doubt after another look: whole by now, or the same again."""
     settled = dict(first)
     for pthread, one in first.items():
@@ -99,25 +92,24 @@ def _settle(first: dict[int, _Seen], second: dict[int, _Seen]) -> dict[int, _See
     return settled
 
 
-def _look(interpreter: Interpreter, table: FrameTable) -> dict[int, _Seen]:
-    """By pthread. With memory of its own: what was read for the last look is not used again."""
-    pid, count = interpreter.memory.pid, len(interpreter.threads)
-    reader = StackReader(interpreter, Memory(pid, _BUDGET_BYTES + count * _THREAD_BYTES), table)
-    holder = interpreter.gil_holder()
-    seen = {}
-    for state, trace in zip(interpreter.threads, reader.traces, strict=True):
-        frames = reader.frames_of(trace.points)
-        is_broken = not trace.is_whole or not all(map(_can_be, frames))
+def _look(view: View, table: FrameTable) -> dict[int, _Read]:
+    """By pthread."""
+    reader = StackReader(view, table)
+    holder = view.interpreter.gil_holder()
+    found = {}
+    for tid, seen in view.threads.items():
+        frames = reader.frames_of(seen.trace.points)
+        is_broken = not seen.trace.is_whole or not reader.can_be(seen.trace.points)
         thread = DumpedThread(
-            pthread=state.ident or state.address,
-            tid=state.tid,
-            name=reader.name_of(state, trace, frames),
-            owns_gil=state.tid == holder,
+            pthread=seen.state.ident or seen.state.address,
+            tid=tid,
+            name=reader.name_of(seen, frames),
+            owns_gil=tid == holder,
             frames=tuple(filter(_can_be, frames)) if is_broken else frames,
         )
         is_doubtful = is_broken or not frames or not is_rooted(frames)
-        seen[thread.pthread] = _Seen(thread, is_broken, is_doubtful)
-    return seen
+        found[thread.pthread] = _Read(thread, is_broken, is_doubtful)
+    return found
 
 
 def _can_be(frame: Frame) -> bool:
@@ -126,50 +118,64 @@ def _can_be(frame: Frame) -> bool:
 
 
 class StackReader:
-    """The stacks of one interpreter as they are when this is made. Raises ``OSError`` when nothing may be read."""
+    """The stacks of a view, with names and lines."""
 
-    def __init__(self, interpreter: Interpreter, memory: Memory, table: FrameTable) -> None:
-        self._interpreter = interpreter
-        self._memory = memory
+    def __init__(self, view: View, table: FrameTable) -> None:
+        self._view = view
         self._table = table
-        self._reader = FrameReader(interpreter, memory)
+        self._frame_layout = view.interpreter.layout.frame
         self._known: dict[Point, Frame] = {}
-        self.traces = trace_threads(interpreter, memory)
-        """One for each of ``interpreter.threads``."""
+        self._impossible: set[Point] = set()
+        self._stacks: dict[int, tuple[Sequence[Point], tuple[Frame, ...]]] = {}
+        """By the identity of the points, which are kept so that it stays theirs: threads of a pool share them."""
 
     def frames_of(self, points: Sequence[Point]) -> tuple[Frame, ...]:
         """Functions, files and lines; empty names where they cannot be read."""
-        known = self._known
-        for point in set(points).difference(known):
-            place = self._reader.place_of(point[0], unit_of(point, self._interpreter.layout.frame))
-            known[point] = self._table.frame(place.function, place.file, place.line or 0, None)
-        return tuple([known[point] for point in points])
+        known = self._stacks.get(id(points))
+        if known is None:
+            frames = tuple([self._frame(point) for point in points])
+            known = self._stacks[id(points)] = points, frames
+        return known[1]
 
-    def name_of(self, state: ThreadState, trace: Trace, frames: Sequence[Frame]) -> str | None:
+    def _frame(self, point: Point) -> Frame:
+        frame = self._known.get(point)
+        if frame is None:
+            place = self._view.frames.place_of(point[0], unit_of(point, self._frame_layout))
+            frame = self._known[point] = self._table.frame(place.function, place.file, place.line or 0, None)
+            if not _can_be(frame):
+                self._impossible.add(point)
+        return frame
+
+    def can_be(self, points: Sequence[Point]) -> bool:
+        """Whether each of the points, which :meth:`frames_of` has seen, may be a call."""
+        return not self._impossible or self._impossible.isdisjoint(points)
+
+    def name_of(self, seen: Seen, frames: Sequence[Frame]) -> str | None:
         """The name of a ``threading.Thread``, from the ``self`` of its outermost frame.
 
         ``None`` for a subclass that sets attributes of its own before it calls ``Thread.__init__``.
         """
-        if state.tid == self._interpreter.memory.pid:
+        interpreter, memory = self._view.interpreter, self._view.memory
+        if seen.state.tid == memory.pid:
             return "MainThread"
-        layout = self._interpreter.layout.frame or self._interpreter.layout.old_frame
+        layout = self._frame_layout or interpreter.layout.old_frame
         if layout is None or not frames or frames[-1].function.rpartition(".")[2] != "_bootstrap":
             return None
         try:
-            instance = self._memory.u64(trace.addresses[-1] + layout.slots) & ~TAG_BITS
-            values = read_attributes(self._interpreter, self._memory, instance)
-            code = trace.points[-1][0]
+            instance = memory.u64(seen.trace.addresses[-1] + layout.slots) & ~TAG_BITS
+            values = read_attributes(interpreter, memory, instance)
+            code = seen.trace.points[-1][0]
             if len(values) <= _ARGS_INDEX:
                 return None
             if not self._is_alike(values[_NAME_INDEX], code + layout.name):
                 return None
             if not self._is_alike(values[_ARGS_INDEX], code + layout.names):
                 return None
-            return self._reader.text(values[_NAME_INDEX]) or None
+            return self._view.frames.text(values[_NAME_INDEX]) or None
         except OSError:
             return None
 
     def _is_alike(self, address: int, pointer: int) -> bool:
         """Whether an object has the type of another, by a pointer to that: a code's name, or its tuple of names."""
-        memory = self._memory
+        memory = self._view.memory
         return memory.u64(address + _TYPE) == memory.u64(memory.u64(pointer) + _TYPE)

@@ -20,9 +20,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hangdoctor.collect.cpython.interpreter import find_interpreter
-from hangdoctor.collect.cpython.traces import Trace
-from hangdoctor.collect.memory import Memory, read_regions
+from hangdoctor.collect.cpython.chains import Trace
+from hangdoctor.collect.cpython.view import open_view
 from hangdoctor.collect.namespaces import map_threads
 from hangdoctor.collect.own_stacks import StackReader
 from hangdoctor.collect.stacks import Dump, DumpedThread, FrameTable, is_rooted
@@ -30,7 +29,6 @@ from hangdoctor.model import Frame, Method, Process
 
 FIRST_VERSION = (3, 14)
 PROCESS_S = 1.0
-_BUDGET_BYTES = 32 << 20
 _TRIES = 3
 """A thread that runs makes a read fail now and then; py-spy has its own ways with those that run hot."""
 
@@ -132,20 +130,18 @@ class _Inside:
     """What our own reader adds."""
 
     def __init__(self, pid: int) -> None:
-        host_tids = map_threads(pid)
-        inner_tids = {tid: inner for inner, tid in host_tids.items()}
+        inner_tids = {tid: inner for inner, tid in map_threads(pid).items()}
         self.main_tid = inner_tids.get(pid, pid)
         """As the target numbers it, like all others here."""
-        interpreter = find_interpreter(Memory(pid, _BUDGET_BYTES), read_regions(pid), host_tids)
+        view = open_view(pid)
         self._reader: StackReader | None = None
         self._traces: dict[int | None, Trace] = {}
         self._holder: int | None = None
-        if interpreter is not None:
-            holder = interpreter.gil_holder()
+        if view is not None:
+            holder = view.interpreter.gil_holder()
             self._holder = None if holder is None else inner_tids.get(holder)
-            self._reader = StackReader(interpreter, Memory(pid, _BUDGET_BYTES), FrameTable())
-            traces = zip(interpreter.threads, self._reader.traces, strict=True)
-            self._traces = {inner_tids.get(thread.tid): trace for thread, trace in traces}
+            self._reader = StackReader(view, FrameTable())
+            self._traces = {inner_tids.get(tid): seen.trace for tid, seen in view.threads.items()}
 
     def complete(self, tid: int, frames: tuple[Frame, ...]) -> DumpedThread:
         """The thread with its whole stack. Raises :class:`Unreadable` when its outer end cannot be had."""

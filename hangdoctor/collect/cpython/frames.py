@@ -11,13 +11,13 @@ whatever lies below it is live. A block that was left, however deeply nested it 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hangdoctor.collect.cpython.chains import Point, Trace
 from hangdoctor.collect.cpython.interpreter import Interpreter
 from hangdoctor.collect.cpython.layouts import TAG_BITS, FrameLayout, OldFrameLayout
 from hangdoctor.collect.cpython.lines import find_line
-from hangdoctor.collect.cpython.traces import Trace
 from hangdoctor.collect.memory import Memory
 
 _MAX_SLOTS = 4096
@@ -67,27 +67,54 @@ class FrameReader:
         self._version = interpreter.version
         self._memory = memory
         self._codes: dict[int, _Code | None] = {}
+        self._blocks: dict[int, tuple[Sequence[Point], Sequence[int]]] = {}
+        """Places of calls with blocks by the identity of the points, which are kept so that it stays theirs."""
         self._places: dict[tuple[int, int], Place] = {}
         self._texts: dict[int, str] = {}
 
-    def frames(self, trace: Trace, *, only_blocks: bool = False) -> Iterator[Frame]:
-        """Innermost first. Ends early where the memory of a thread that runs has become something else.
-
-        ``only_blocks``: frames of functions without any ``with`` or ``try`` may be left out.
-        """
-        layout, old = self._layout.frame, self._layout.old_frame
+    def innermost(self, trace: Trace) -> Frame | None:
+        """``None`` without one, or where the memory of a thread that runs has become something else."""
+        if not trace.points:
+            return None
         try:
-            for (code_address, instruction), address in zip(trace.points, trace.addresses, strict=True):
-                if layout is not None:
-                    code = self._code(code_address, layout)
-                    if code is not None and (code.handlers or not only_blocks):
-                        yield self._frame(address, layout, code_address, code, instruction)
-                elif old is not None:
-                    frame = self._old_frame(address, old, code_address, instruction)
-                    if frame is not None:
-                        yield frame
+            return self._read_frame(trace.points[0], trace.addresses[0])
         except (OSError, struct.error):
-            return
+            return None
+
+    def frames_with_blocks(self, trace: Trace) -> list[Frame]:
+        """Innermost first, without those of functions that have neither ``with`` nor ``try``.
+
+        Ends early where the memory of a thread that runs has become something else.
+        """
+        frames = []
+        try:
+            for place in self._places_of_blocks(trace.points):
+                frame = self._read_frame(trace.points[place], trace.addresses[place])
+                if frame is not None:
+                    frames.append(frame)
+        except (OSError, struct.error):
+            pass
+        return frames
+
+    def _places_of_blocks(self, points: Sequence[Point]) -> Sequence[int]:
+        """Which of the calls may have blocks; found once for all threads that are in the same calls."""
+        layout = self._layout.frame
+        if layout is None:
+            return range(len(points))
+        known = self._blocks.get(id(points))
+        if known is None:
+            codes = [self._code(code, layout) for code, _ in points]
+            places = tuple([place for place, code in enumerate(codes) if code is not None and code.handlers])
+            known = self._blocks[id(points)] = points, places
+        return known[1]
+
+    def _read_frame(self, point: Point, address: int) -> Frame | None:
+        """Raises ``OSError`` and ``struct.error``."""
+        (code_address, instruction), layout, old = point, self._layout.frame, self._layout.old_frame
+        if layout is not None:
+            code = self._code(code_address, layout)
+            return None if code is None else self._frame(address, layout, code_address, code, instruction)
+        return None if old is None else self._old_frame(address, old, code_address, instruction)
 
     def name_of(self, code: int) -> tuple[str, str]:
         """Function and file name of a code object; empty where they cannot be read."""

@@ -17,9 +17,12 @@ from hangdoctor.collect.cpython.layouts import (
     Version,
     choose_layout,
 )
-from hangdoctor.collect.memory import Memory, Regions
+from hangdoctor.collect.memory import Memory, Regions, read_regions
+from hangdoctor.collect.namespaces import map_threads
 
 MAX_THREADS = 8192
+_BUDGET_BYTES = 64 << 20
+"""Thousands of thread states, and the symbols of a libpython."""
 _MAX_INTERPRETERS = 64
 _RUNTIME, _VERSION = b"_PyRuntime", b"Py_Version"
 _IN_PATH = re.compile(r"python(\d)\.(\d+)")
@@ -64,6 +67,14 @@ class Interpreter:
     def tid_of(self, ident: int) -> int | None:
         """Host tid of a Python thread by its ident."""
         return next((thread.tid for thread in self.threads if thread.ident == ident), None)
+
+
+def open_interpreter(pid: int) -> Interpreter | None:
+    """``None`` when there is no Python in the process, or one whose layout is not known.
+
+    Raises ``OSError`` when memory may not be read. Behind a deadline: reading ``maps`` may block.
+    """
+    return find_interpreter(Memory(pid, _BUDGET_BYTES), read_regions(pid), map_threads(pid))
 
 
 def find_interpreter(memory: Memory, regions: Regions, inner_tids: Mapping[int, int]) -> Interpreter | None:

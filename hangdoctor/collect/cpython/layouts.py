@@ -47,6 +47,11 @@ class FrameLayout:
     qualified_name: int = 128
     line_table: int = 136
 
+    @property
+    def head(self) -> tuple[int, int, int, int]:
+        """The fields of a frame that lead from one to the next, in the order that they have in every version."""
+        return self.code, self.previous, self.instruction, self.owner
+
 
 @dataclass(frozen=True, slots=True)
 class OldFrameLayout:
@@ -188,6 +193,7 @@ _LAYOUTS: dict[Version, Layout] = {
     ),
 }
 
+_MAX_FRAME_BYTES = 1024
 # Number of fields of struct _interpreter_state in _Py_DebugOffsets, and of those before gc.
 _INTERPRETER_FIELDS = {(3, 13): 13, (3, 14): 16}
 _CEVAL_GIL_FIELD = {(3, 13): 8, (3, 14): 9}
@@ -211,7 +217,9 @@ def choose_layout(memory: Memory, runtime: int, version: Version) -> Layout | No
     at_threads = runtime + 48 + 8 * fields
     interpreter = memory.unpack(f"{fields}Q", runtime + 48)
     thread = memory.unpack("9Q", at_threads)
-    frame = memory.unpack("6Q", at_threads + 72)
+    frame = _override(layout.frame, thread[4], memory.unpack("6Q", at_threads + 72))
+    if not _is_in_order(frame):
+        return None
     return replace(
         layout,
         interpreters=interpreters,
@@ -221,13 +229,23 @@ def choose_layout(memory: Memory, runtime: int, version: Version) -> Layout | No
         next_thread=thread[2],
         ident=thread[5],
         native_id=thread[6],
-        frame=replace(
-            layout.frame,
-            current=thread[4],
-            previous=frame[1],
-            code=frame[2],
-            instruction=frame[3],
-            slots=frame[4],
-            owner=frame[5],
-        ),
+        frame=frame,
     )
+
+
+def _override(frame: FrameLayout, current: int, published: tuple[int, ...]) -> FrameLayout:
+    _, previous, code, instruction, slots, owner = published
+    return replace(
+        frame,
+        current=current,
+        previous=previous,
+        code=code,
+        instruction=instruction,
+        slots=slots,
+        owner=owner,
+    )
+
+
+def _is_in_order(frame: FrameLayout) -> bool:
+    """Frames are read as one record; another order would be another version's."""
+    return list(frame.head) == sorted(frame.head) and frame.owner < _MAX_FRAME_BYTES

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from hangdoctor.collect.cpython.interpreter import find_interpreter
+from hangdoctor.collect.cpython.view import take_view
 from hangdoctor.collect.locks.futex import FutexWait, list_waits, still_waits
 from hangdoctor.collect.locks.pthread import find_native_waits
 from hangdoctor.collect.locks.python import find_python_waits
 from hangdoctor.collect.locks.shared import find_shared_waits
-from hangdoctor.collect.memory import Memory, read_regions
+from hangdoctor.collect.memory import read_regions
 from hangdoctor.collect.namespaces import map_threads
 from hangdoctor.model import LockWait, Thread
 
 __all__ = ["find_lock_waits"]
-
-BUDGET_BYTES = 32 << 20
 
 
 def find_lock_waits(
@@ -46,14 +44,13 @@ def find_lock_waits(
 
 
 def _find(pid: int, waits: Sequence[FutexWait], peers: Collection[int]) -> dict[int, LockWait]:
-    inner_tids = map_threads(pid)
-    found = find_native_waits(pid, waits, inner_tids)
+    found = find_native_waits(pid, waits, map_threads(pid))
     try:
-        regions = read_regions(pid)
-        interpreter = find_interpreter(Memory(pid, BUDGET_BYTES), regions, inner_tids)
-        if interpreter is not None:
-            found.update(find_python_waits(interpreter, regions, waits, found))
-            found.update(find_shared_waits(interpreter, regions, waits, peers))
+        view = take_view(pid)
+        if view is not None:
+            regions = read_regions(pid)
+            found.update(find_python_waits(view, regions, waits, found))
+            found.update(find_shared_waits(view, regions, waits, peers))
     except OSError:
         # An interpreter that is just ending, or more memory to read than is allowed: the C library's locks stand.
         return found

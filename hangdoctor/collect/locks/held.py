@@ -14,13 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoctor.collect.cpython.attributes import read_attributes
-from hangdoctor.collect.cpython.frames import Frame, FrameReader
-from hangdoctor.collect.cpython.interpreter import Interpreter, ThreadState
-from hangdoctor.collect.cpython.traces import trace_threads
+from hangdoctor.collect.cpython.frames import Frame
+from hangdoctor.collect.cpython.view import View
 from hangdoctor.collect.locks.objects import CONDITION, ObjectReader
-from hangdoctor.collect.memory import Memory, Regions
-
-BUDGET_BYTES = 48 << 20
+from hangdoctor.collect.memory import Regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +34,18 @@ class Block:
 class HolderSearch:
     """Looks for the holders of some locks among the threads of one process."""
 
-    def __init__(self, interpreter: Interpreter, regions: Regions, memory: Memory) -> None:
-        """``memory``: what has been read of the process for this look; the second look reads all of it again."""
-        self._interpreter = interpreter
+    def __init__(self, view: View, regions: Regions) -> None:
+        """``view``: the first look; those whom it accuses are looked at anew."""
+        self._view = view
         self._regions = regions
-        self._memory = memory
 
     def find(self, locks: Collection[int]) -> Mapping[int, int]:
         """Lock address to host tid, where exactly one thread holds it and a second look agrees."""
-        first = self._claims(self._interpreter.threads, locks, self._memory)
+        first = self._claims(self._view, locks)
         suspects = {block.tid for blocks in first.values() for block in blocks}
         if not suspects:
             return {}
-        threads = [thread for thread in self._interpreter.threads if thread.tid in suspects]
-        again = Memory(self._interpreter.memory.pid, BUDGET_BYTES, is_dense=True)
-        second = self._claims(threads, locks, again)
+        second = self._claims(self._view.anew(suspects), locks)
         holders = {}
         for lock, blocks in first.items():
             tids = {block.tid for block in blocks}
@@ -59,36 +53,29 @@ class HolderSearch:
                 holders[lock] = tids.pop()
         return holders
 
-    def _claims(
-        self, threads: Sequence[ThreadState], locks: Collection[int], memory: Memory
-    ) -> dict[int, frozenset[Block]]:
+    def _claims(self, view: View, locks: Collection[int]) -> dict[int, frozenset[Block]]:
         """Lock to the blocks over it that are active and have not let go of it for the time being."""
-        reader = FrameReader(self._interpreter, memory)
-        traces = trace_threads(self._interpreter, memory, threads)
-        stacks = {
-            thread.tid: list(reader.frames(trace, only_blocks=True))
-            for thread, trace in zip(threads, traces, strict=True)
-        }
+        stacks = {tid: view.frames.frames_with_blocks(seen.trace) for tid, seen in view.threads.items()}
         claims: dict[int, set[Block]] = {}
-        for block, inner in self._list_blocks(memory, stacks):
+        for block, inner in self._list_blocks(view, stacks):
             if block.is_condition:
-                attributes = read_attributes(self._interpreter, memory, block.manager)
+                attributes = read_attributes(view.interpreter, view.memory, block.manager)
                 about = [lock for lock in locks if lock in attributes]
             else:
                 about = [block.manager] if block.manager in locks else []
             for lock in about:
-                if not self._is_released(memory, reader, inner, lock):
+                if not _is_released(view, inner, lock):
                     claims.setdefault(lock, set()).add(block)
         return {lock: frozenset(blocks) for lock, blocks in claims.items()}
 
     def _list_blocks(
-        self, memory: Memory, stacks: Mapping[int, Sequence[Frame]]
+        self, view: View, stacks: Mapping[int, Sequence[Frame]]
     ) -> list[tuple[Block, Sequence[Frame]]]:
         """All active blocks over locks and conditions, with the frames further in than each."""
-        objects = ObjectReader(self._interpreter, memory, self._regions)
+        objects = ObjectReader(view.interpreter, view.memory, self._regions)
         values = {value for frames in stacks.values() for frame in frames for value in frame.live}
         resolved = objects.resolve(values)
-        is_pair = self._interpreter.version >= (3, 14)
+        is_pair = view.interpreter.version >= (3, 14)
         exits = objects.exit_functions(values) if is_pair else frozenset()
         blocks = []
         for tid, frames in stacks.items():
@@ -107,12 +94,13 @@ class HolderSearch:
                         blocks.append((block, frames[:position]))
         return blocks
 
-    def _is_released(self, memory: Memory, reader: FrameReader, inner: Sequence[Frame], lock: int) -> bool:
-        """Whether a ``Condition.wait`` on this very lock, further in, has released it."""
-        for frame in inner:
-            function, file = reader.name_of(frame.code)
-            if function == "wait" and file.endswith("threading.py"):
-                own = reader.slot_values(frame)[:1]
-                if own and lock in read_attributes(self._interpreter, memory, own[0]):
-                    return True
-        return False
+
+def _is_released(view: View, inner: Sequence[Frame], lock: int) -> bool:
+    """Whether a ``Condition.wait`` on this very lock, further in, has released it."""
+    for frame in inner:
+        function, file = view.frames.name_of(frame.code)
+        if function == "wait" and file.endswith("threading.py"):
+            own = view.frames.slot_values(frame)[:1]
+            if own and lock in read_attributes(view.interpreter, view.memory, own[0]):
+                return True
+    return False

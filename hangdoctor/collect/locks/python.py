@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoctor.collect.cpython.attributes import read_attributes, read_int
-from hangdoctor.collect.cpython.frames import FrameReader
-from hangdoctor.collect.cpython.interpreter import Interpreter
-from hangdoctor.collect.cpython.traces import trace_threads
+from hangdoctor.collect.cpython.interpreter import Interpreter, open_interpreter
+from hangdoctor.collect.cpython.view import View
 from hangdoctor.collect.locks.futex import WAIT_BITSET, FutexWait
-from hangdoctor.collect.locks.held import BUDGET_BYTES, HolderSearch
+from hangdoctor.collect.locks.held import HolderSearch
 from hangdoctor.collect.locks.objects import LockObject, ObjectReader
 from hangdoctor.collect.memory import Memory, Regions
 from hangdoctor.model import LockWait
@@ -51,12 +50,13 @@ class _Waiter:
 
 
 def find_python_waits(
-    interpreter: Interpreter,
-    regions: Regions,
-    waits: Sequence[FutexWait],
-    native: Mapping[int, LockWait],
+    view: View, regions: Regions, waits: Sequence[FutexWait], native: Mapping[int, LockWait]
 ) -> dict[int, LockWait]:
-    """Host tid to lock, for waits that are Python's; they replace what ``native`` made of the same futex."""
+    """Host tid to lock, for waits that are Python's; they replace what ``native`` made of the same futex.
+
+    ``view`` may be some moments older than ``waits``.
+    """
+    interpreter = view.interpreter
     found: dict[int, LockWait] = {}
     holder = interpreter.gil_holder() if any(interpreter.is_gil(wait.address) for wait in waits) else None
     candidates = []
@@ -69,78 +69,80 @@ def find_python_waits(
                 holder if is_other else None,
                 owner_how="recorded" if is_other else None,
             )
-        elif wait.command == WAIT_BITSET and wait.is_private:
+        elif wait.command == WAIT_BITSET and wait.is_private and _is_semaphore(native.get(wait.tid)):
             candidates.append(wait)
-    found.update(_find_object_waits(interpreter, regions, candidates, native))
+    explained = _explain(view, regions, candidates)
+    # These began to wait after the view was taken, or it is C code that waits.
+    later = {wait.tid: wait for wait in candidates if wait.tid not in explained and wait.tid in view.threads}
+    if later:
+        explained.update(_explain(view.anew(later), regions, list(later.values())))
+    found.update({tid: one.wait for tid, one in explained.items()})
+    found.update(_find_holders(view, regions, explained))
     return found
 
 
-def _find_object_waits(
-    interpreter: Interpreter,
-    regions: Regions,
-    waits: Sequence[FutexWait],
-    native: Mapping[int, LockWait],
-) -> dict[int, LockWait]:
-    memory = Memory(interpreter.memory.pid, BUDGET_BYTES, is_dense=True)
-    waiters = _look_at_waiters(interpreter, memory, waits, native)
-    objects = ObjectReader(interpreter, memory, regions)
+def _is_semaphore(lock: LockWait | None) -> bool:
+    """What Python's locks look like to the C library."""
+    return lock is not None and lock.kind in ("semaphore", "condition")
+
+
+@dataclass(frozen=True, slots=True)
+class _Explained:
+    wait: LockWait
+    taken: int | None = None
+    """Address of the lock, where it is one that is locked and records no owner."""
+
+
+def _explain(view: View, regions: Regions, waits: Sequence[FutexWait]) -> dict[int, _Explained]:
+    """By host tid; without those that the frames of the view do not explain."""
+    waiters = _look_at_waiters(view, waits)
+    objects = ObjectReader(view.interpreter, view.memory, regions)
     resolved = objects.resolve({value for waiter in waiters for value in waiter.values})
     locks = objects.read_locks({value.manager for value in resolved.values()})
-    found: dict[int, LockWait] = {}
-    unowned: dict[int, int] = {}
+    explained = {}
     for waiter in waiters:
         own = {resolved[value].manager for value in waiter.values if value in resolved}
         lock = next((locks[at] for at in own if at in locks and waiter.waits_for(locks[at])), None)
         if lock is None:
-            joined = _find_joined_event(interpreter, memory, waiter)
+            joined = _find_joined_event(view.interpreter, view.memory, waiter)
             if joined is not None:
-                found[waiter.wait.tid] = joined
+                explained[waiter.wait.tid] = _Explained(joined)
             continue
-        described = _describe(interpreter, memory, waiter, lock)
-        found[waiter.wait.tid] = described
-        if described.kind == "threading.Lock" and lock.is_locked(waiter.parked):
-            unowned[waiter.wait.tid] = lock.address
-    if unowned:
-        holders = HolderSearch(interpreter, regions, memory).find(frozenset(unowned.values()))
-        for tid, address in unowned.items():
-            if address in holders and holders[address] != tid:
-                found[tid] = replace(found[tid], owner_tid=holders[address], owner_how="value-stack")
-    return found
+        described = _describe(view.interpreter, view.memory, waiter, lock)
+        is_taken = described.kind == "threading.Lock" and lock.is_locked(waiter.parked)
+        explained[waiter.wait.tid] = _Explained(described, lock.address if is_taken else None)
+    return explained
 
 
-def _look_at_waiters(
-    interpreter: Interpreter,
-    memory: Memory,
-    waits: Sequence[FutexWait],
-    native: Mapping[int, LockWait],
-) -> list[_Waiter]:
-    reader = FrameReader(interpreter, memory)
-    states = {thread.tid: thread for thread in interpreter.threads}
-    before = memory.gather([(wait.address - 8, 8) for wait in waits])
-    asked = [
-        (wait, raw, states[wait.tid])
-        for wait, raw in zip(waits, before, strict=True)
-        if wait.tid in states and (known := native.get(wait.tid)) and known.kind in ("semaphore", "condition")
-    ]
-    traces = trace_threads(interpreter, memory, [state for _, _, state in asked], depth=1)
+def _find_holders(view: View, regions: Regions, explained: Mapping[int, _Explained]) -> dict[int, LockWait]:
+    """Those of the waits whose lock somebody is seen to hold."""
+    taken = {tid: one.taken for tid, one in explained.items() if one.taken is not None}
+    if not taken:
+        return {}
+    holders = HolderSearch(view, regions).find(frozenset(taken.values()))
+    return {
+        tid: replace(explained[tid].wait, owner_tid=holders[address], owner_how="value-stack")
+        for tid, address in taken.items()
+        if address in holders and holders[address] != tid
+    }
+
+
+def _look_at_waiters(view: View, waits: Sequence[FutexWait]) -> list[_Waiter]:
+    before = view.memory.gather([(wait.address - 8, 8) for wait in waits])
     waiters = []
-    for (wait, raw, _), trace in zip(asked, traces, strict=True):
-        frame = next(reader.frames(trace), None)
+    for wait, raw in zip(waits, before, strict=True):
+        seen = view.threads.get(wait.tid)
+        frame = view.frames.innermost(seen.trace) if seen is not None else None
         if frame is not None:
             parked = int.from_bytes(raw, "little") if raw else 0
-            names = reader.name_of(frame.code)
-            waiters.append(_Waiter(wait, parked, *names, reader.slot_values(frame)))
+            names = view.frames.name_of(frame.code)
+            waiters.append(_Waiter(wait, parked, *names, view.frames.slot_values(frame)))
     return waiters
 
 
 def _describe(interpreter: Interpreter, memory: Memory, waiter: _Waiter, lock: LockObject) -> LockWait:
     if lock.is_rlock:
-        if lock.owner is None:
-            return LockWait("threading.RLock", lock.address)
-        owner = interpreter.tid_of(lock.owner)
-        if owner is None:
-            return LockWait("threading.RLock", lock.address, is_orphaned=True)
-        return LockWait("threading.RLock", lock.address, owner, owner_how="recorded")
+        return _describe_rlock(interpreter, lock)
     if waiter.is_importlib:
         owner = _find_importer(interpreter, memory, waiter)
         return LockWait("import lock", lock.address, owner, owner_how="recorded" if owner else None)
@@ -151,6 +153,19 @@ def _describe(interpreter: Interpreter, memory: Memory, waiter: _Waiter, lock: L
         ended = _find_joined_thread(interpreter, memory, lock)
         return LockWait("thread.join", lock.address, ended, owner_how="recorded" if ended else None)
     return LockWait("threading.Lock", lock.address)
+
+
+def _describe_rlock(interpreter: Interpreter, lock: LockObject) -> LockWait:
+    if lock.owner is None:
+        return LockWait("threading.RLock", lock.address)
+    owner = interpreter.tid_of(lock.owner)
+    if owner is None:
+        # It may be younger than the view. Rare, so all threads are asked for again.
+        now = open_interpreter(interpreter.memory.pid)
+        owner = now.tid_of(lock.owner) if now is not None else None
+    if owner is None:
+        return LockWait("threading.RLock", lock.address, is_orphaned=True)
+    return LockWait("threading.RLock", lock.address, owner, owner_how="recorded")
 
 
 def _find_importer(interpreter: Interpreter, memory: Memory, waiter: _Waiter) -> int | None:

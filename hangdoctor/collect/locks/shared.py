@@ -12,13 +12,11 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from hangdoctor.collect.cpython.frames import FrameReader
-from hangdoctor.collect.cpython.interpreter import Interpreter, find_interpreter
-from hangdoctor.collect.cpython.traces import trace_threads
+from hangdoctor.collect.cpython.interpreter import open_interpreter
+from hangdoctor.collect.cpython.view import View
 from hangdoctor.collect.locks.futex import FutexWait
 from hangdoctor.collect.locks.objects import SEMLOCK, ObjectReader
 from hangdoctor.collect.memory import Memory, Region, Regions, read, read_regions
-from hangdoctor.collect.namespaces import map_threads
 from hangdoctor.model import LockWait
 
 SEARCH_BYTES = 32 << 20
@@ -68,19 +66,24 @@ def remember_holders() -> None:
 
 
 def find_shared_waits(
-    interpreter: Interpreter, regions: Regions, waits: Sequence[FutexWait], peers: Collection[int]
+    view: View, regions: Regions, waits: Sequence[FutexWait], peers: Collection[int]
 ) -> dict[int, LockWait]:
     """Host tid to lock, for waits on a ``multiprocessing`` lock or semaphore. Raises ``OSError``."""
-    memory = Memory(interpreter.memory.pid, BUDGET_BYTES)
-    pids = {interpreter.memory.pid, *peers}
+    places = {
+        wait.tid: (wait, region)
+        for wait in waits
+        if not wait.is_private and (region := regions.find(wait.address)) and "s" in region.permissions
+    }
+    if not places:
+        return {}
+    now = view.anew(places)
+    pid = now.memory.pid
+    pids = {pid, *peers}
     end = time.monotonic() + SEARCH_LIMIT_S
     holders: _Holders = {} if _known is None else _known
     found = {}
-    for wait in waits:
-        region = regions.find(wait.address)
-        if wait.is_private or region is None or "s" not in region.permissions:
-            continue
-        capacity = _read_capacity(interpreter, memory, regions, wait)
+    for wait, region in places.values():
+        capacity = _read_capacity(now, regions, wait)
         if capacity is None:
             continue
         if capacity != 1:
@@ -88,7 +91,7 @@ def find_shared_waits(
             continue
         place = _Semaphore(region.device, region.inode, region.offset + wait.address - region.start)
         if place not in holders:
-            is_taken = read(memory.pid, wait.address, 4) == bytes(4)
+            is_taken = read(pid, wait.address, 4) == bytes(4)
             holders[place] = _find_holder(place, pids, end) if is_taken else None
         holder = holders[place]
         found[wait.tid] = LockWait(
@@ -102,23 +105,22 @@ def find_shared_waits(
     return found
 
 
-def _read_capacity(interpreter: Interpreter, memory: Memory, regions: Regions, wait: FutexWait) -> int | None:
+def _read_capacity(view: View, regions: Regions, wait: FutexWait) -> int | None:
     """How many may hold it: 1 for a lock. From the SemLock object in the waiter's innermost frame.
 
     0 for the free places of a ``Queue``: those are counted down by who puts, and given back by who gets.
     """
-    thread = next((state for state in interpreter.threads if state.tid == wait.tid), None)
-    if thread is None:
+    seen = view.threads.get(wait.tid)
+    frame = view.frames.innermost(seen.trace) if seen is not None else None
+    if frame is None:
         return None
-    reader = FrameReader(interpreter, memory)
-    (trace,) = trace_threads(interpreter, memory, [thread], depth=1)
-    frame = next(reader.frames(trace), None)
-    values = reader.slot_values(frame) if frame is not None else ()
-    for value in ObjectReader(interpreter, memory, regions).resolve(values).values():
+    values = view.frames.slot_values(frame)
+    for value in ObjectReader(view.interpreter, view.memory, regions).resolve(values).values():
         if value.type_name == SEMLOCK:
-            handle, _, _, capacity, _ = _SEMLOCK.unpack(memory.fresh(value.manager + _HEADER, _SEMLOCK.size))
+            at = value.manager + _HEADER
+            handle, _, _, capacity, _ = _SEMLOCK.unpack(view.memory.fresh(at, _SEMLOCK.size))
             if handle == wait.address:
-                function, file = reader.name_of(frame.code) if frame is not None else ("", "")
+                function, file = view.frames.name_of(frame.code)
                 is_queue = function == "put" and file.endswith("multiprocessing/queues.py")
                 return 0 if is_queue else int(capacity)
     return None
@@ -141,11 +143,10 @@ def _find_holder(place: _Semaphore, pids: Collection[int], end: float) -> _Holde
 
 
 def _search(pid: int, regions: Regions, handle: int, end: float) -> list[_Holder]:
-    memory = Memory(pid, BUDGET_BYTES)
-    inner_tids = map_threads(pid)
-    interpreter = find_interpreter(memory, regions, inner_tids)
+    interpreter = open_interpreter(pid)
     if interpreter is None:
         return []
+    memory = Memory(pid, BUDGET_BYTES)
     objects = ObjectReader(interpreter, memory, regions)
     for at in _occurrences(pid, regions, handle, end):
         known = objects.resolve([at - _HEADER]).get(at - _HEADER)
