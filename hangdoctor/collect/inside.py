@@ -38,13 +38,10 @@ def find_locks(pid: int, threads: Sequence[Thread], peers: Sequence[int]) -> dic
     return found
 
 
-def add_locks(
-    processes: Sequence[Process], answers: Iterable[tuple[int, dict[int, LockWait] | Trouble]]
-) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
-    """The processes with the lock on every thread that waits for one, and whose memory did not answer.
-
-    ``answers``: what :func:`find_locks` said, by pid.
-    """
+def sort_locks(
+    answers: Iterable[tuple[int, dict[int, LockWait] | Trouble]],
+) -> tuple[dict[int, dict[int, LockWait]], tuple[Gap, ...]]:
+    """The locks by pid and tid, and whose memory did not answer. ``answers``: what :func:`find_locks` said, by pid."""
     locks: dict[int, dict[int, LockWait]] = {}
     gaps = []
     for pid, found in answers:
@@ -52,7 +49,7 @@ def add_locks(
             gaps.append(_no_locks(pid, found))
         else:
             locks[pid] = found
-    return tuple(_with_locks(process, locks.get(process.pid, {})) for process in processes), tuple(gaps)
+    return locks, tuple(gaps)
 
 
 def _no_locks(pid: int, trouble: Trouble) -> Gap:
@@ -68,7 +65,10 @@ def _wait_for_locks(threads: Sequence[Thread]) -> bool:
     return any(thread.syscall is not None and thread.syscall.name.startswith("futex") for thread in threads)
 
 
-def _with_locks(process: Process, locks: Mapping[int, LockWait]) -> Process:
+def add_locks(process: Process, locks: Mapping[int, LockWait]) -> Process:
+    """The process with the lock on every thread that waits for one."""
+    if not locks:
+        return process
     return _with_threads(
         process, lambda thread, tid: replace(thread, lock=locks[tid]) if tid in locks else thread
     )

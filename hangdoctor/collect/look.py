@@ -162,8 +162,11 @@ class Look:
                 found = self._dump_stacks(from_memory)
             finally:
                 self._take_threads(tables)
-        self._take_stacks(found)
-        self._read_memory(locks)
+        self.processes = inside.add_spins(self.processes, self._spins)
+        self._take_stacks(found, self._take_locks(locks))
+        if self._plan.use_flight:
+            self.processes, gaps = inside.add_flight(self.processes, self._clock.left())
+            self.gaps.extend(gaps)
 
     def _take_threads(self, tables: Answers[_Wanted, ThreadTable]) -> None:
         """The thread tables; a process whose memory does not answer is asked again without reading it."""
@@ -253,10 +256,10 @@ class Look:
 
     def add_native(self, program: PySpy) -> Snapshot:
         """Replaces the stacks by ones with native frames, where they could be had."""
-        self._take_stacks(dumps.dump_native(program, self.processes, total_s=2 * self._plan.look_s))
+        self._take_stacks(dumps.dump_native(program, self.processes, total_s=2 * self._plan.look_s), {})
         return self.snapshot()
 
-    def _take_stacks(self, found: dumps.StackRun) -> None:
+    def _take_stacks(self, found: dumps.StackRun, locks: Mapping[int, Mapping[int, LockWait]]) -> None:
         self.gaps.extend(found.gaps)
         self._paused_s = max(self._paused_s, found.paused_s)
         merged = []
@@ -268,10 +271,13 @@ class Look:
                 living = frozenset((*self._known_tids(process.pid), *list_tids(process.pid)))
                 # py-spy speaks of threads as the target numbers them, our reader as the host does.
                 inner_tids = {} if dump.method is Method.MEMORY else table.inner_tids
-                process, gaps = stacks.attach(process, dump, inner_tids, living)
+                waits = locks.get(process.pid, stacks.NO_LOCKS)
+                process, gaps = stacks.attach(process, dump, inner_tids, living, waits)
                 self.gaps.extend(gaps)
-            elif process.pid in self._at_rest:
-                process = take_over(process, self._at_rest[process.pid])
+            else:
+                if process.pid in self._at_rest:
+                    process = take_over(process, self._at_rest[process.pid])
+                process = inside.add_locks(process, locks.get(process.pid, stacks.NO_LOCKS))
             merged.append(process)
         self.processes = tuple(merged)
 
@@ -279,14 +285,13 @@ class Look:
         table = self._tables.get(pid)
         return [thread.tid for thread in table.threads if thread.tid is not None] if table else []
 
-    def _read_memory(self, locks: Iterable[tuple[_Wanted, dict[int, LockWait] | Trouble]]) -> None:
-        self.processes = inside.add_spins(self.processes, self._spins)
+    def _take_locks(
+        self, locks: Iterable[tuple[_Wanted, dict[int, LockWait] | Trouble]]
+    ) -> Mapping[int, Mapping[int, LockWait]]:
         answers = ((want.pid, answer) for want, answer in locks if want.pid not in self._stuck)
-        self.processes, gaps = inside.add_locks(self.processes, answers)
+        found, gaps = inside.sort_locks(answers)
         self.gaps.extend(gaps)
-        if self._plan.use_flight:
-            self.processes, gaps = inside.add_flight(self.processes, self._clock.left())
-            self.gaps.extend(gaps)
+        return found
 
     def _ask_ras(self, previous: Snapshot | None) -> None:
         if self._plan.use_ras:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hangdoctor.collect.memory import Region
 from hangdoctor.collect.procfs import PAGE_BYTES, text
@@ -114,21 +115,40 @@ def find_versions(pid: int, paths: Iterable[str], exe: str | None) -> dict[str, 
     versions: dict[str, str] = {}
     sites: Counter[str] = Counter()
     for path in (*paths, *((exe,) if exe else ())):
-        python = _PYTHON.search(path)
-        if python is not None:
-            versions.setdefault("python", next(group for group in python.groups() if group))
-        site = _SITE.match(path)
-        if site is not None:
-            sites[site[1]] += 1
-        for name, pattern in _LIBRARIES:
-            found = pattern.search(path)
-            if found is not None:
-                versions.setdefault(name, found[1])
+        told = _read_path(path)
+        for name, version in told.versions:
+            versions.setdefault(name, version)
+        if told.site is not None:
+            sites[told.site] += 1
     namespace = _mount_namespace(pid)
     for folder, _ in sites.most_common(3):
         for name, version in _list_packages(pid, namespace, folder).items():
             versions.setdefault(name, version)
     return versions
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the path of a mapped file tells."""
+
+    versions: tuple[tuple[str, str], ...]
+    site: str | None
+    """The directory of packages that it is in."""
+
+
+@lru_cache(maxsize=4096)
+def _read_path(path: str) -> _Told:
+    """Ranks load the same files."""
+    versions = []
+    python = _PYTHON.search(path)
+    if python is not None:
+        versions.append(("python", next(group for group in python.groups() if group)))
+    for name, pattern in _LIBRARIES:
+        found = pattern.search(path)
+        if found is not None:
+            versions.append((name, found[1]))
+    site = _SITE.match(path)
+    return _Told(tuple(versions), site[1] if site is not None else None)
 
 
 def _mount_namespace(pid: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from hangdoctor.collect.cpython.attributes import read_attributes
 from hangdoctor.collect.cpython.chains import Point
-from hangdoctor.collect.cpython.layouts import TAG_BITS
+from hangdoctor.collect.cpython.layouts import TAG_BITS, FrameLayout, OldFrameLayout
 from hangdoctor.collect.cpython.traces import unit_of
 from hangdoctor.collect.cpython.view import Seen, View, open_view
 from hangdoctor.collect.stacks import Dump, DumpedThread, FrameTable, is_rooted
@@ -126,6 +126,7 @@ class StackReader:
         self._frame_layout = view.interpreter.layout.frame
         self._known: dict[Point, Frame] = {}
         self._impossible: set[Point] = set()
+        self._types: dict[int, tuple[int, int]] = {}
         self._stacks: dict[int, tuple[Sequence[Point], tuple[Frame, ...]]] = {}
         """By the identity of the points, which are kept so that it stays theirs: threads of a pool share them."""
 
@@ -167,15 +168,19 @@ class StackReader:
             code = seen.trace.points[-1][0]
             if len(values) <= _ARGS_INDEX:
                 return None
-            if not self._is_alike(values[_NAME_INDEX], code + layout.name):
+            name_type, args_type = self._types_in(code, layout)
+            if memory.u64(values[_NAME_INDEX] + _TYPE) != name_type:
                 return None
-            if not self._is_alike(values[_ARGS_INDEX], code + layout.names):
+            if memory.u64(values[_ARGS_INDEX] + _TYPE) != args_type:
                 return None
             return self._view.frames.text(values[_NAME_INDEX]) or None
         except OSError:
             return None
 
-    def _is_alike(self, address: int, pointer: int) -> bool:
-        """Whether an object has the type of another, by a pointer to that: a code's name, or its tuple of names."""
-        memory = self._view.memory
-        return memory.u64(address + _TYPE) == memory.u64(memory.u64(pointer) + _TYPE)
+    def _types_in(self, code: int, layout: FrameLayout | OldFrameLayout) -> tuple[int, int]:
+        """The types ``str`` and ``tuple``: those of a code's name, and of its tuple of names."""
+        if code not in self._types:
+            memory = self._view.memory
+            name, names = memory.u64(code + layout.name), memory.u64(code + layout.names)
+            self._types[code] = memory.u64(name + _TYPE), memory.u64(names + _TYPE)
+        return self._types[code]

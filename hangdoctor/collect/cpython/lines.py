@@ -7,14 +7,19 @@ decoder, because the tables come out of another process' memory and may be damag
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 _NO_LINE, _LONG, _NO_COLUMNS = 15, 14, 13
 _ONE_LINE = 10
 """From here to 12 an entry of PEP 657 says its line in its code and has two bytes of columns."""
 
 
+@lru_cache(maxsize=4096)
 def find_line(table: bytes, first_line: int, unit: int, *, is_old: bool) -> int | None:
-    """Line of code unit ``unit`` (two bytes); ``None`` where the table has none for it. ``is_old``: 3.10's format."""
+    """Line of code unit ``unit`` (two bytes); ``None`` where the table has none for it. ``is_old``: 3.10's format.
+
+    Ranks run the same code, so most tables are decoded once.
+    """
     ranges = _old_ranges(table, first_line) if is_old else _ranges(table, first_line)
     for first, end, line in ranges:
         if first <= unit < end:

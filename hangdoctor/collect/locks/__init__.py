@@ -6,6 +6,7 @@ out, never guessed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from hangdoctor.collect.namespaces import map_threads
 from hangdoctor.model import LockWait, Thread
 
 __all__ = ["find_lock_waits"]
+
+_AGAIN_S = 0.0005
 
 
 def find_lock_waits(
@@ -62,4 +65,8 @@ def _confirm(pid: int, lock: LockWait, wait: FutexWait) -> LockWait:
     has_claim = lock.owner_tid is not None or lock.owner_pid is not None or lock.is_orphaned
     if not has_claim or still_waits(pid, wait):
         return lock
+    if wait.is_timed:  # the wait for the GIL ends every 5 ms and begins again at once
+        time.sleep(_AGAIN_S)
+        if still_waits(pid, wait):
+            return lock
     return replace(lock, owner_tid=None, owner_pid=None, owner_how=None, is_orphaned=False)
