@@ -45,7 +45,11 @@ class Space:
 
     def thread(self, number: int, calls: list[Call], root: int = 0) -> int:
         """The calls, outermost first, in a chunk of the thread's own; returns the address of the innermost."""
-        place, c_place, outer = CHUNKS + 2 * CHUNK_BYTES * number + 24, C_STACKS + 4 * PAGE * number + 256, root
+        place, c_place, outer = (
+            CHUNKS + 2 * CHUNK_BYTES * number + 24,
+            C_STACKS + 4 * PAGE * number + 256,
+            root,
+        )
         for call in calls:
             at = c_place if call.is_c else place
             self.frame(at, call.code, outer, call.instruction, FRAME_SHIM if call.is_c else 0)

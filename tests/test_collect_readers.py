@@ -176,3 +176,24 @@ def test_leaving_early_leaves_nobody_behind(make: Made, fifo: Path) -> None:
     assert len(helper_pids()) == 2
     readers.end()
     assert not helper_pids()
+
+
+def test_dismissed_children_answer_what_they_were_asked_and_end_by_themselves(make: Made) -> None:
+    readers = make(len, who)
+    first, second = (child for _, child in ask(readers, who, ["a", "bb"]))
+    lengths = ask(readers, len, ["a", "bb"])
+    os.kill(second, signal.SIGSTOP)  # the first is not to need the end of another
+    readers.dismiss()
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    os.kill(second, signal.SIGCONT)
+    os.waitid(os.P_PID, second, os.WEXITED | os.WNOWAIT)
+    assert list(lengths) == [("a", 1), ("bb", 2)]
+
+
+def test_a_child_that_has_not_been_told_everything_is_not_dismissed(make: Made) -> None:
+    """More is asked than a pipe holds."""
+    readers = make(len, width=1)
+    words = ["a" * size for size in (300_000, 400_000)]
+    lengths = ask(readers, len, words)
+    readers.dismiss()
+    assert [length for _, length in lengths] == [300_000, 400_000]

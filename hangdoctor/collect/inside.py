@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hangdoctor.collect.deadline import Trouble, call, each, patience
@@ -38,21 +38,8 @@ def find_locks(pid: int, threads: Sequence[Thread], peers: Sequence[int]) -> dic
     return found
 
 
-def sort_locks(
-    answers: Iterable[tuple[int, dict[int, LockWait] | Trouble]],
-) -> tuple[dict[int, dict[int, LockWait]], tuple[Gap, ...]]:
-    """The locks by pid and tid, and whose memory did not answer. ``answers``: what :func:`find_locks` said, by pid."""
-    locks: dict[int, dict[int, LockWait]] = {}
-    gaps = []
-    for pid, found in answers:
-        if isinstance(found, Trouble):
-            gaps.append(_no_locks(pid, found))
-        else:
-            locks[pid] = found
-    return locks, tuple(gaps)
-
-
-def _no_locks(pid: int, trouble: Trouble) -> Gap:
+def explain_no_locks(pid: int, trouble: Trouble) -> Gap:
+    """Why :func:`find_locks` has no answer, and what to do."""
     if is_denial(trouble.reason):
         denial = explain_denial(pid, is_attach=True)
         return Gap("locks", f"pid {pid}", f"lock owners may not be read ({denial.cause})", denial.remedy)

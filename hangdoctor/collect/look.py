@@ -162,8 +162,9 @@ class Look:
                 found = self._dump_stacks(from_memory)
             finally:
                 self._take_threads(tables)
+        self._readers.dismiss()
         self.processes = inside.add_spins(self.processes, self._spins)
-        self._take_stacks(found, self._take_locks(locks))
+        self._take_stacks(found, locks)
         if self._plan.use_flight:
             self.processes, gaps = inside.add_flight(self.processes, self._clock.left())
             self.gaps.extend(gaps)
@@ -256,42 +257,51 @@ class Look:
 
     def add_native(self, program: PySpy) -> Snapshot:
         """Replaces the stacks by ones with native frames, where they could be had."""
-        self._take_stacks(dumps.dump_native(program, self.processes, total_s=2 * self._plan.look_s), {})
+        self._take_stacks(dumps.dump_native(program, self.processes, total_s=2 * self._plan.look_s), ())
         return self.snapshot()
 
-    def _take_stacks(self, found: dumps.StackRun, locks: Mapping[int, Mapping[int, LockWait]]) -> None:
+    def _take_stacks(
+        self, found: dumps.StackRun, locks: Iterable[tuple[_Wanted, dict[int, LockWait] | Trouble]]
+    ) -> None:
+        """Process by process, in the time that the readers need for the locks of the next one."""
         self.gaps.extend(found.gaps)
         self._paused_s = max(self._paused_s, found.paused_s)
-        merged = []
-        for process in self.processes:
-            dump = found.dumps.get(process.pid)
-            if dump is not None:
-                table = self._tables.get(process.pid, ThreadTable(()))
-                dump = _with_tids(process, dump, table)
-                living = frozenset((*self._known_tids(process.pid), *list_tids(process.pid)))
-                # py-spy speaks of threads as the target numbers them, our reader as the host does.
-                inner_tids = {} if dump.method is Method.MEMORY else table.inner_tids
-                waits = locks.get(process.pid, stacks.NO_LOCKS)
-                process, gaps = stacks.attach(process, dump, inner_tids, living, waits)
-                self.gaps.extend(gaps)
-            else:
-                if process.pid in self._at_rest:
-                    process = take_over(process, self._at_rest[process.pid])
-                process = inside.add_locks(process, locks.get(process.pid, stacks.NO_LOCKS))
-            merged.append(process)
-        self.processes = tuple(merged)
+        processes = {process.pid: process for process in self.processes}
+        merged: dict[int, Process] = {}
+        try:
+            for want, answer in locks:
+                waits = self._take_locks(want.pid, answer)
+                merged[want.pid] = self._merge(processes[want.pid], found, waits)
+        finally:
+            self.processes = tuple(
+                merged.get(pid) or self._merge(process, found, {}) for pid, process in processes.items()
+            )
+
+    def _take_locks(self, pid: int, answer: dict[int, LockWait] | Trouble) -> Mapping[int, LockWait]:
+        if isinstance(answer, Trouble):
+            if pid not in self._stuck:
+                self.gaps.append(inside.explain_no_locks(pid, answer))
+            return {}
+        return answer
+
+    def _merge(self, process: Process, found: dumps.StackRun, locks: Mapping[int, LockWait]) -> Process:
+        dump = found.dumps.get(process.pid)
+        if dump is None:
+            if process.pid in self._at_rest:
+                process = take_over(process, self._at_rest[process.pid])
+            return inside.add_locks(process, locks)
+        table = self._tables.get(process.pid, ThreadTable(()))
+        dump = _with_tids(process, dump, table)
+        living = frozenset((*self._known_tids(process.pid), *list_tids(process.pid)))
+        # py-spy speaks of threads as the target numbers them, our reader as the host does.
+        inner_tids = {} if dump.method is Method.MEMORY else table.inner_tids
+        process, gaps = stacks.attach(process, dump, inner_tids, living, locks)
+        self.gaps.extend(gaps)
+        return process
 
     def _known_tids(self, pid: int) -> list[int]:
         table = self._tables.get(pid)
         return [thread.tid for thread in table.threads if thread.tid is not None] if table else []
-
-    def _take_locks(
-        self, locks: Iterable[tuple[_Wanted, dict[int, LockWait] | Trouble]]
-    ) -> Mapping[int, Mapping[int, LockWait]]:
-        answers = ((want.pid, answer) for want, answer in locks if want.pid not in self._stuck)
-        found, gaps = inside.sort_locks(answers)
-        self.gaps.extend(gaps)
-        return found
 
     def _ask_ras(self, previous: Snapshot | None) -> None:
         if self._plan.use_ras:

@@ -62,6 +62,8 @@ class _Reader:
     """One child, and what it has been asked and has not answered yet, in this order."""
 
     functions: Sequence[Callable[[Any], Any]]
+    siblings: Sequence[_Reader]
+    """All readers, this one too."""
     prepare: Callable[[], None] | None = None
     asked: deque[_Request] = field(default_factory=deque)
     child: Child[Any] | None = None
@@ -115,7 +117,7 @@ class _Reader:
         os.set_blocking(self.to_child, False)
         functions = self.functions
         self.child = Child.fork(
-            lambda asked: functions[asked[0]](asked[1]), _Requests(from_us, self.to_child, self.prepare)
+            lambda asked: functions[asked[0]](asked[1]), _Requests(from_us, self.siblings, self.prepare)
         )
         os.close(from_us)
 
@@ -152,13 +154,17 @@ class _Reader:
 class _Requests:
     """In the child: what we are asked, for as long as we are."""
 
-    def __init__(self, fd: int, other_end: int, prepare: Callable[[], None] | None) -> None:
+    def __init__(self, fd: int, readers: Sequence[_Reader], prepare: Callable[[], None] | None) -> None:
         self._fd = fd
-        self._other_end = other_end
+        self._readers = readers
         self._prepare = prepare
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        os.close(self._other_end)
+        for (
+            reader
+        ) in self._readers:  # as they were when we were forked: a pipe ends when its last writer does
+            if reader.to_child >= 0:
+                os.close(reader.to_child)
         if self._prepare is not None:
             self._prepare()
         while True:
@@ -211,7 +217,8 @@ class Readers:
         ``prepare()`` is called in every child before its first request.
         """
         self._functions = tuple(functions)
-        self._readers = [_Reader(self._functions, prepare) for _ in range(max(1, width))]
+        self._readers: list[_Reader] = []
+        self._readers += [_Reader(self._functions, self._readers, prepare) for _ in range(max(1, width))]
         self._places: dict[Hashable, int] = {}
 
     def ask(
@@ -238,6 +245,15 @@ class Readers:
             self._readers[place].ask(request)
             requests.append((self._readers[place], request))
         return Answers(requests)
+
+    def dismiss(self) -> None:
+        """Nothing more will be asked: the children end, which takes milliseconds, while we go on.
+
+        Not those that still have to be told a part of what was asked.
+        """
+        for reader in self._readers:
+            if not any(request.data for request in reader.asked):
+                reader.dismiss()
 
     def end(self) -> None:
         """Kills the children. Needed in every case; idempotent."""

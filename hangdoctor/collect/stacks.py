@@ -28,7 +28,6 @@ _ROOTS = frozenset(
 )
 _PTHREAD_BYTES = 1024
 """struct pthread holds its tid at 720 (glibc 2.36, x86-64); scanned for, not assumed."""
-NO_LOCKS: Mapping[int, LockWait] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +198,7 @@ def attach(
     dump: Dump,
     inner_tids: Mapping[int, int],
     living: frozenset[int],
-    locks: Mapping[int, LockWait] = NO_LOCKS,
+    locks: Mapping[int, LockWait] = MappingProxyType({}),
 ) -> tuple[Process, tuple[Gap, ...]]:
     """The process with the dump's stacks on its threads, and what the dump cannot have seen.
 
