@@ -15,6 +15,7 @@ from hangdoctor.collect.memory import read_regions
 from hangdoctor.collect.procfs import Stat, text
 from hangdoctor.collect.readers import Readers
 from hangdoctor.model import Gap, IoCounters, Process
+from hangdoctor.model.records import changed
 
 STEP_S = 1.0
 """One step takes 0.1-20 ms; a step that has not returned by then waits for a lock or a dead file server."""
@@ -178,7 +179,7 @@ def _add(process: Process, part: Part) -> Process:
 def overlay(base: Process, part: Process) -> Process:
     """``base`` with every field that ``part`` sets. (An empty environment is set: it was read.)"""
     changes = {name: value for name, unset in _UNSET if (value := getattr(part, name)) != unset}
-    return replace(base, **changes)
+    return changed(base, **changes)
 
 
 def _is_pointless(stuck: object, later: Wanted) -> bool:

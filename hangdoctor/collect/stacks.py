@@ -15,6 +15,7 @@ from typing import Any
 
 from hangdoctor.collect import memory
 from hangdoctor.model import Frame, Gap, LockWait, Method, Process, Stack, Thread
+from hangdoctor.model.records import changed
 
 _ROOTS = frozenset(
     (
@@ -223,9 +224,9 @@ def attach(
 
 
 def _merge(thread: Thread, dumped: DumpedThread | None, dump: Dump, lock: LockWait | None = None) -> Thread:
-    """All at once: making a thread anew is a third of what a look costs after reading."""
+    """All at once, for making threads anew is a third of what comes after reading."""
     if dumped is None:
-        return thread if lock is None else replace(thread, lock=lock)
+        return thread if lock is None else changed(thread, lock=lock)
     stack = Stack(dumped.frames, dump.method, dumped.pthread in dump.torn) if dumped.frames else None
     return replace(thread, name=dumped.name, stack=stack, owns_gil=dumped.owns_gil, lock=lock or thread.lock)
 
