@@ -133,12 +133,10 @@ def _hot_threads(snapshot: Snapshot) -> list[int]:
     return [tid for tid in (*running, *recent) if tid is not None][:MAX_THREADS]
 
 
-def add_spins(processes: Sequence[Process], samples: Mapping[int, SpinSample]) -> tuple[Process, ...]:
-    """The processes with the samples on their threads."""
+def add_spins(process: Process, samples: Mapping[int, SpinSample]) -> Process:
+    """The process with the samples on its threads."""
     if not samples:
-        return tuple(processes)
-
-    def change(thread: Thread, tid: int) -> Thread:
-        return replace(thread, spin=samples[tid]) if tid in samples else thread
-
-    return tuple(_with_threads(process, change) for process in processes)
+        return process
+    return _with_threads(
+        process, lambda thread, tid: replace(thread, spin=samples[tid]) if tid in samples else thread
+    )

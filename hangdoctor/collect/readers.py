@@ -15,13 +15,16 @@ import select
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from hangdoctor.collect.deadline import NOT_TRIED, Child, Trouble, pack
 
 T = TypeVar("T")
+K = TypeVar("K")
 Item = TypeVar("Item")
 
 _SIZE = struct.Struct("<I")
@@ -198,8 +201,19 @@ class Answers(Generic[Item, T]):
 
     def __iter__(self) -> Iterator[tuple[Item, T | Trouble]]:
         for reader, request in self._requests:
-            reader.settle(request)
-            yield request.item, request.answer  # type: ignore[misc]
+            yield request.item, _settled(reader, request)  # type: ignore[misc]
+
+    def by(self, key: Callable[[Item], K]) -> Mapping[K, Callable[[], T | Trouble]]:
+        """The answers by the keys of their items, each waited for when it is called for; in any order, but once."""
+        return {
+            key(request.item): partial(_settled, reader, request)  # type: ignore[arg-type]
+            for reader, request in self._requests
+        }
+
+
+def _settled(reader: _Reader, request: _Request) -> Any:
+    reader.settle(request)
+    return request.answer
 
 
 class Readers:
@@ -220,6 +234,7 @@ class Readers:
         self._readers: list[_Reader] = []
         self._readers += [_Reader(self._functions, self._readers, prepare) for _ in range(max(1, width))]
         self._places: dict[Hashable, int] = {}
+        self._batch: dict[Hashable, list[tuple[_Reader, _Request]]] | None = None
 
     def ask(
         self,
@@ -240,11 +255,29 @@ class Readers:
         group = _Group(self._functions.index(function), item_s, total_s, is_pointless)
         requests = []
         for item in items:
-            place = self._places.setdefault(belongs_to(item), len(self._places) % len(self._readers))
-            request = _Request(item, group)
-            self._readers[place].ask(request)
-            requests.append((self._readers[place], request))
+            owner = belongs_to(item)
+            place = self._places.setdefault(owner, len(self._places) % len(self._readers))
+            asked = self._readers[place], _Request(item, group)
+            requests.append(asked)
+            if self._batch is None:
+                asked[0].ask(asked[1])
+            else:
+                self._batch.setdefault(owner, []).append(asked)
         return Answers(requests)
+
+    @contextlib.contextmanager
+    def by_owner(self) -> Iterator[None]:
+        """What is asked inside is asked at the end: all about the first owner, then all about the second, and so on.
+
+        So what is read of one process belongs to one moment, and is still at hand for the next question.
+        """
+        self._batch = {}
+        try:
+            yield
+        finally:
+            batch, self._batch = self._batch, None
+            for reader, request in chain.from_iterable(batch.values()):
+                reader.ask(request)
 
     def dismiss(self) -> None:
         """Nothing more will be asked: the children end, which takes milliseconds, while we go on.

@@ -56,37 +56,40 @@ def ask_memory(
     )
 
 
-def take_stacks(
-    answers: Answers[Asked, Dump | None],
-    processes: Sequence[Process],
-    program: PySpy | None,
-    *,
-    total_s: float,
-    can_pause: bool,
-) -> StackRun:
-    """The stacks that memory gave, as far as they can be believed, and those of the others of ``processes`` by py-spy.
+class Sources:
+    """The stacks that memory gave, as far as they can be believed, and those of all others by py-spy.
 
     What neither can read well keeps what memory gave, with the torn stacks marked.
     """
-    names = {process.pid: process for process in processes}
-    good: dict[int, Dump] = {}
-    doubtful: dict[int, Dump] = {}
-    troubles: dict[int, Trouble | None] = {}
-    for asked, answer in answers:
+
+    def __init__(self, processes: Sequence[Process], program: PySpy | None) -> None:
+        self._left = {process.pid: process for process in processes}
+        self._program = program
+        self._doubtful: dict[int, Dump] = {}
+        self._troubles: dict[int, Trouble | None] = {}
+
+    def take(self, pid: int, answer: Dump | Trouble | None) -> Dump | None:
+        """A dump that can be believed; ``None``: py-spy is to read this process."""
         if not isinstance(answer, Dump):
-            troubles[asked.pid] = answer
-        elif answer.torn or not _has_main_thread(names[asked.pid], answer):
-            doubtful[asked.pid] = answer
+            self._troubles[pid] = answer
+        elif answer.torn or not _has_main_thread(self._left[pid], answer):
+            self._doubtful[pid] = answer
         else:
-            good[asked.pid] = answer
-    if program is None:
-        run = StackRun(gaps=[gap for pid, why in troubles.items() if (gap := _explain(names[pid], why))])
-    else:
-        left = [process for process in processes if process.pid not in good]
-        run = dumps.dump_stacks(program, left, total_s=total_s, can_pause=can_pause)
-        run.gaps = _amend(run.gaps, doubtful.keys() - run.dumps.keys())
-    run.dumps = {**doubtful, **run.dumps, **good}
-    return run
+            del self._left[pid]
+            return answer
+        return None
+
+    def finish(self, *, total_s: float, can_pause: bool) -> StackRun:
+        """Of all processes whose dump could not be believed, or was not taken."""
+        if self._program is None:
+            troubles = self._troubles.items()
+            run = StackRun(gaps=[gap for pid, why in troubles if (gap := _explain(self._left[pid], why))])
+        else:
+            left = list(self._left.values())
+            run = dumps.dump_stacks(self._program, left, total_s=total_s, can_pause=can_pause)
+            run.gaps = _amend(run.gaps, self._doubtful.keys() - run.dumps.keys())
+        run.dumps = {**self._doubtful, **run.dumps}
+        return run
 
 
 def _has_main_thread(process: Process, dump: Dump) -> bool:

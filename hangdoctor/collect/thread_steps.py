@@ -1,0 +1,254 @@
+"""What the threads of a job are doing: stacks, tables and locks, process by process, each merged as it comes in."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hangdoctor.collect import inside, stack_sources, stacks
+from hangdoctor.collect.deadline import Clock, Trouble, call, patience
+from hangdoctor.collect.denials import explain_denial
+from hangdoctor.collect.memory import Memory
+from hangdoctor.collect.plan import Plan
+from hangdoctor.collect.procfs import list_tids
+from hangdoctor.collect.pyspy import PySpy
+from hangdoctor.collect.readers import Answers, Readers
+from hangdoctor.collect.resting import take_over
+from hangdoctor.collect.schedclock import SchedulerClock
+from hangdoctor.collect.syscalls import decode_syscall
+from hangdoctor.collect.threads import ThreadTable, read_threads
+from hangdoctor.model import Gap, LockWait, Method, Process, Socket, SpinSample
+
+THREADS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A process whose threads, or the locks they wait for, are asked for."""
+
+    pid: int
+    sockets: tuple[Socket, ...] = ()
+    is_namespaced: bool = False
+    can_read_memory: bool = False
+    peers: tuple[int, ...] = ()
+
+
+class ThreadSteps:
+    """Those of one look. ``processes`` and ``gaps`` are what is known so far, also after an interruption."""
+
+    def __init__(self, plan: Plan, program: PySpy | None, spins: Mapping[int, SpinSample]) -> None:
+        self._plan = plan
+        self._program = program
+        self._spins = spins
+        self._cpu_clocks = SchedulerClock()
+        self._tables: dict[int, ThreadTable] = {}
+        self._read_at: dict[int, float] = {}
+        self._locks: dict[int, Mapping[int, LockWait]] = {}
+        self._stuck: set[int] = set()
+        """Processes whose threads could not be read at the first try."""
+        self._merged: dict[int, Process] = {}
+        self.processes: tuple[Process, ...] = ()
+        self.gaps: list[Gap] = []
+        self.paused_s = 0.0
+
+    @property
+    def functions(self) -> tuple[Callable[[Any], Any], ...]:
+        """What readers are to know for :meth:`ask`."""
+        return stack_sources.read_memory, self._read_table, self._find_locks
+
+    def ask(
+        self, readers: Readers, processes: Sequence[Process], at_rest: Mapping[int, Process], clock: Clock
+    ) -> None:
+        """Begins to read. ``at_rest``: processes that did not run since they were seen so."""
+        self.processes, self._at_rest = tuple(processes), at_rest
+        self._readers, self._clock = readers, clock
+        self._living = [process for process in processes if _has_threads(process)]
+        moving = [process for process in processes if process.pid not in at_rest]
+        self._sources = stack_sources.Sources(moving, self._program)
+        with readers.by_owner():
+            from_memory = stack_sources.ask_memory(
+                readers, filter(_has_threads, moving), total_s=clock.left()
+            )
+            tables = self._ask_tables(self._living, can_read_memory=True)
+            locks = self._ask_locks(self._living) if self._plan.use_locks else Answers(())
+        self._from_memory = from_memory.by(lambda asked: asked.pid)
+        self._from_tables = tables.by(lambda want: want.pid)
+        self._from_locks = locks.by(lambda want: want.pid)
+
+    def take(self) -> None:
+        """Everything that was asked for; then py-spy reads the stacks that memory did not give.
+
+        Only then, for it may have to stop a process, and that is not what a look is to see.
+        """
+        try:
+            for process in self._living:
+                self._take_in_turn(process)
+            again = [process for process in self._living if process.pid in self._stuck]
+            for want, table in self._ask_tables(again, can_read_memory=False) if again else ():
+                self._take_table(want.pid, table)
+            self._readers.dismiss()
+            self._dump_the_rest()
+        finally:
+            for process in self._living:  # after an interruption: the readers are at work on them
+                if process.pid not in self._tables and process.pid not in self._stuck:
+                    self._take_table(process.pid, self._from_tables[process.pid]())
+            self.processes = tuple(
+                self._merged.get(process.pid) or self._merge(process, None) for process in self.processes
+            )
+
+    def _take_in_turn(self, process: Process) -> None:
+        pid = process.pid
+        dump = self._sources.take(pid, self._from_memory[pid]()) if pid in self._from_memory else None
+        self._take_table(pid, self._from_tables[pid]())
+        if pid in self._from_locks:
+            self._take_locks(pid, self._from_locks[pid]())
+        if pid in self._tables and (dump is not None or pid in self._at_rest):
+            self._merged[pid] = self._merge(process, dump)
+
+    def _dump_the_rest(self) -> None:
+        run = self._sources.finish(total_s=self._clock.left(), can_pause=self._plan.allow_pause)
+        self.gaps.extend(run.gaps)
+        self.paused_s = run.paused_s
+        for process in self.processes:
+            if process.pid not in self._merged:
+                self._merged[process.pid] = self._merge(process, run.dumps.get(process.pid))
+
+    def _ask_tables(
+        self, processes: Sequence[Process], *, can_read_memory: bool
+    ) -> Answers[_Wanted, ThreadTable]:
+        wanted = [
+            _Wanted(process.pid, process.sockets, process.ns_pid is not None, can_read_memory)
+            for process in processes
+        ]
+        item_s = THREADS_S * patience()
+        total_s = min(4 * item_s, self._clock.left())
+        return self._readers.ask(
+            self._read_table, wanted, item_s=item_s, total_s=total_s, belongs_to=lambda want: want.pid
+        )
+
+    def _read_table(self, want: _Wanted) -> ThreadTable:
+        """In a reader, which keeps the table for :meth:`_find_locks`."""
+        # At most a few pages a thread are read, so no budget: those of 10,000 threads are to have their words too.
+        pages = Memory(want.pid, sys.maxsize) if want.can_read_memory else None
+        table = read_threads(
+            want.pid,
+            lambda line, wchan: decode_syscall(
+                want.pid,
+                line,
+                can_read_memory=want.can_read_memory,
+                wchan=wchan,
+                sockets=want.sockets,
+                pages=pages,
+            ),
+            is_namespaced=want.is_namespaced,
+            clock=self._cpu_clocks,
+            pages=pages,
+        )
+        self._tables[want.pid] = table
+        return table
+
+    def _take_table(self, pid: int, table: ThreadTable | Trouble) -> None:
+        if isinstance(table, ThreadTable):
+            self._tables[pid], self._read_at[pid] = table, time.time()
+            self.gaps.extend(_missing_of(pid, table))
+            return
+        self._stuck.add(pid)
+        reason = f"reading its threads {table.reason}"
+        remedy = f"As root, see where they are held: cat /proc/{pid}/task/*/stack"
+        self.gaps.append(Gap("proc", f"pid {pid}", reason, remedy))
+
+    def _ask_locks(self, processes: Sequence[Process]) -> Answers[_Wanted, dict[int, LockWait]]:
+        pids = tuple(process.pid for process in self.processes)
+        return self._readers.ask(
+            self._find_locks,
+            [_Wanted(process.pid, peers=pids) for process in processes],
+            item_s=inside.LOCKS_S * patience(),
+            total_s=min(self._clock.left(), inside.ALL_LOCKS_S * patience()),
+            belongs_to=lambda want: want.pid,
+            is_pointless=lambda stuck, later: isinstance(stuck, _Wanted) and stuck.pid == later.pid,
+        )
+
+    def _find_locks(self, want: _Wanted) -> dict[int, LockWait]:
+        """In a reader; one that took over from another has no table of its own."""
+        table = self._tables.get(want.pid) or self._read_table(want)
+        return inside.find_locks(want.pid, table.threads, want.peers)
+
+    def _take_locks(self, pid: int, answer: dict[int, LockWait] | Trouble) -> None:
+        if not isinstance(answer, Trouble):
+            self._locks[pid] = answer
+        elif pid not in self._stuck:
+            self.gaps.append(inside.explain_no_locks(pid, answer))
+
+    def _merge(self, process: Process, dump: stacks.Dump | None) -> Process:
+        """The process with what is known of its threads."""
+        table = self._tables.get(process.pid)
+        if table is not None:
+            process = replace(process, threads=table.threads, taken_at=self._read_at[process.pid])
+        process = inside.add_spins(process, self._spins)
+        locks = self._locks.get(process.pid, {})
+        if dump is not None:
+            return self._attach(process, dump, locks)
+        if process.pid in self._at_rest:
+            process = take_over(process, self._at_rest[process.pid])
+        return inside.add_locks(process, locks)
+
+    def _attach(self, process: Process, dump: stacks.Dump, locks: Mapping[int, LockWait]) -> Process:
+        table = self._tables.get(process.pid, ThreadTable(()))
+        dump = _with_tids(process, dump, table)
+        known = [thread.tid for thread in table.threads if thread.tid is not None]
+        living = frozenset((*known, *list_tids(process.pid)))
+        # py-spy speaks of threads as the target numbers them, our reader as the host does.
+        inner_tids = {} if dump.method is Method.MEMORY else table.inner_tids
+        process, gaps = stacks.attach(process, dump, inner_tids, living, locks)
+        self.gaps.extend(gaps)
+        return process
+
+    def attach(
+        self, processes: Iterable[Process], dumped: Mapping[int, stacks.Dump]
+    ) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
+        """The processes with other stacks, where there are any."""
+        self.gaps = []
+        merged = tuple(
+            self._attach(process, dumped[process.pid], {}) if process.pid in dumped else process
+            for process in processes
+        )
+        return merged, tuple(self.gaps)
+
+
+def _has_threads(process: Process) -> bool:
+    return process.state not in ("Z", "X") or (process.thread_count or 0) > 1
+
+
+def _missing_of(pid: int, table: ThreadTable) -> list[Gap]:
+    """What the kernel refused of its threads. Kernel stacks are missed only where a thread is held up in there."""
+    gaps = []
+    if not table.has_syscalls:
+        denial = explain_denial(pid, is_attach=True)
+        reason = f"not readable: its system calls and the owners of its locks ({denial.cause})"
+        gaps.append(Gap("proc", f"pid {pid}", reason, denial.remedy))
+    held = [thread.tid for thread in table.threads if thread.state == "D"]
+    if held and not table.has_kernel_stacks:
+        reason = f"not readable: where in the kernel thread {held[0]} is held up (for root only)"
+        gaps.append(Gap("proc", f"pid {pid}", reason, f"sudo cat /proc/{pid}/task/{held[0]}/stack"))
+    return gaps
+
+
+def _with_tids(process: Process, dump: stacks.Dump, table: ThreadTable) -> stacks.Dump:
+    """Thread ids for interpreters before 3.11, which do not record them."""
+    unknown = [thread.pthread for thread in dump.threads if thread.tid is None]
+    if not unknown:
+        return dump
+    tids = frozenset(table.inner_tids or list_tids(process.pid))
+    found = call(lambda: stacks.find_tids(process.pid, unknown, tids), THREADS_S)
+    if isinstance(found, Trouble):
+        return dump
+    # Memory that knows none of the process' own threads is another's: 0 is nobody's number.
+    missing = None if found else 0
+    threads = (
+        replace(thread, tid=found.get(thread.pthread, missing)) if thread.tid is None else thread
+        for thread in dump.threads
+    )
+    return replace(dump, threads=tuple(threads))
