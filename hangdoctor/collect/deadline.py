@@ -32,6 +32,8 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _HEADER = struct.Struct("<?I")
+CHUNK_BYTES = 1 << 16
+"""Read from a pipe at once: most messages whole, and often the next one."""
 _PR_SET_PDEATHSIG = 1
 LOW_PRIORITY = 10
 """Our niceness: the job's own threads come first. Not lower, or a busy machine would let no look end in time."""
@@ -193,6 +195,7 @@ class Child(Generic[T]):
         self._pid = pid
         self._fd = fd
         self._refusal = refusal
+        self._received = b""
         self._poll = select.poll()
         if fd >= 0:
             self._poll.register(fd, select.POLLIN)
@@ -248,14 +251,14 @@ class Child(Generic[T]):
         return value if is_good else Trouble(str(value))  # type: ignore[return-value]
 
     def _read(self, size: int, end: float) -> bytes:
-        data = b""
-        while len(data) < size:
+        while len(self._received) < size:
             if not self._poll.poll(max(0.0, end - time.monotonic()) * 1000):
                 raise TimeoutError
-            chunk = os.read(self._fd, size - len(data))
+            chunk = os.read(self._fd, max(CHUNK_BYTES, size - len(self._received)))
             if not chunk:
                 raise EOFError
-            data += chunk
+            self._received += chunk
+        data, self._received = self._received[:size], self._received[size:]
         return data
 
     def end(self) -> None:

@@ -141,7 +141,7 @@ def list_images(regions: Regions) -> list[Region]:
     """The first mapping of every mapped file, where its ELF header is."""
     seen: set[str] = set()
     images = []
-    for region in regions:
+    for region in regions.of_files:
         if region.offset == 0 and region.path.startswith("/") and region.path not in seen:
             seen.add(region.path)
             images.append(region)

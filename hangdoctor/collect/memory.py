@@ -16,6 +16,7 @@ import struct
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import NamedTuple
 
@@ -262,25 +263,46 @@ class Region(NamedTuple):
     """Empty for anonymous memory; ``[heap]``, ``[stack]`` …; a deleted file keeps the kernel's suffix."""
 
 
-class Regions:
-    """An address space, searchable by address."""
+_Row = tuple[str, str, str, str, str, str, str]
 
-    def __init__(self, regions: Sequence[Region]) -> None:
-        self._regions = tuple(regions)
-        self._starts = [region.start for region in self._regions]
+
+class Regions:
+    """An address space, lowest first, searchable by address."""
+
+    def __init__(self, rows: Sequence[_Row]) -> None:
+        """``rows``: the fields of each line. Made into regions when they are asked for: most are stacks, and never."""
+        self._rows = rows
+        self._found: dict[int, Region] = {}
 
     def __iter__(self) -> Iterator[Region]:
-        return iter(self._regions)
+        return map(_region_of, self._rows)
 
     def __len__(self) -> int:
-        return len(self._regions)
+        return len(self._rows)
+
+    @cached_property
+    def of_files(self) -> Sequence[Region]:
+        """Those with a file behind them."""
+        return [_region_of(row) for row in self._rows if row[5] != "0"]
+
+    @cached_property
+    def _starts(self) -> Sequence[int]:
+        return [int(row[0], 16) for row in self._rows]
 
     def find(self, address: int) -> Region | None:
         """The region that contains ``address``."""
         index = bisect_right(self._starts, address) - 1
-        if index >= 0 and address < self._regions[index].end:
-            return self._regions[index]
-        return None
+        if index < 0:
+            return None
+        region = self._found.get(index)
+        if region is None:
+            region = self._found[index] = _region_of(self._rows[index])
+        return region if address < region.end else None
+
+
+def _region_of(row: _Row) -> Region:
+    start, end, permissions, offset, device, inode, path = row
+    return Region(int(start, 16), int(end, 16), permissions, int(offset, 16), device, int(inode), path)
 
 
 _recent: dict[int, tuple[float, Regions]] | None = None
@@ -313,10 +335,4 @@ def read_regions(pid: int) -> Regions:
 def _read_regions(pid: int) -> Regions:
     with open(f"/proc/{pid}/maps", "rb") as file:
         text = file.read(MAX_MAPS_BYTES).decode("utf-8", "surrogateescape")
-    # Nothing else ends a line: a file's name may hold U+2028.
-    return Regions(
-        [
-            Region(int(start, 16), int(end, 16), permissions, int(offset, 16), device, int(inode), path)
-            for start, end, permissions, offset, device, inode, path in _MAPPING.findall(text)
-        ]
-    )
+    return Regions(_MAPPING.findall(text))  # nothing but \n ends a line: a file's name may hold U+2028

@@ -165,15 +165,13 @@ class StackReader:
         try:
             instance = memory.u64(seen.trace.addresses[-1] + layout.slots) & ~TAG_BITS
             values = read_attributes(interpreter, memory, instance)
-            code = seen.trace.points[-1][0]
             if len(values) <= _ARGS_INDEX:
                 return None
-            name_type, args_type = self._types_in(code, layout)
-            if memory.u64(values[_NAME_INDEX] + _TYPE) != name_type:
+            name, args = values[_NAME_INDEX], values[_ARGS_INDEX]
+            types = memory.u64(name + _TYPE), memory.u64(args + _TYPE)
+            if types != self._types_in(seen.trace.points[-1][0], layout):
                 return None
-            if memory.u64(values[_ARGS_INDEX] + _TYPE) != args_type:
-                return None
-            return self._view.frames.text(values[_NAME_INDEX]) or None
+            return self._view.frames.text(name) or None
         except OSError:
             return None
 

@@ -244,7 +244,7 @@ def _read_files(want: Wanted) -> Part:
 
 
 def _read_mappings(want: Wanted) -> Part:
-    regions = list(read_regions(want.task))
+    regions = read_regions(want.task).of_files
     versions = want.versions
     if "torch" not in versions:
         paths = {region.path for region in regions if region.path.startswith("/")}
@@ -262,7 +262,7 @@ def _read_environ(want: Wanted) -> Part:
 
 
 def _read_sizes(want: Wanted) -> Part:
-    mapped = mappings.find_mapped_files(read_regions(want.task))
+    mapped = mappings.find_mapped_files(read_regions(want.task).of_files)
     sizes = {**files.read_mapped_sizes(want.task, mapped), **files.read_sizes(want.task)}
     return Part(Process(want.pid), sizes=sizes)
 

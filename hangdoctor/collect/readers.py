@@ -21,7 +21,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from hangdoctor.collect.deadline import NOT_TRIED, Child, Trouble, pack
+from hangdoctor.collect.deadline import CHUNK_BYTES, NOT_TRIED, Child, Trouble, pack
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -161,6 +161,7 @@ class _Requests:
         self._fd = fd
         self._readers = readers
         self._prepare = prepare
+        self._received = b""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         for (
@@ -178,12 +179,12 @@ class _Requests:
             yield pickle.loads(self._read(_SIZE.unpack(size)[0]))
 
     def _read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            chunk = os.read(self._fd, size - len(data))
+        while len(self._received) < size:
+            chunk = os.read(self._fd, max(CHUNK_BYTES, size - len(self._received)))
             if not chunk:
                 return b""
-            data += chunk
+            self._received += chunk
+        data, self._received = self._received[:size], self._received[size:]
         return data
 
 
