@@ -79,7 +79,7 @@ def measure_mapped_files(pid: int, regions: Iterable[Region]) -> tuple[MappedFil
 def _find_data(regions: Iterable[Region]) -> list[_Data]:
     by_path: dict[str, list[Region]] = {}
     for region in regions:
-        if region.inode and region.path and not _NOT_DATA.search(region.path):
+        if region.inode and region.path and _may_be_data(region.path):
             by_path.setdefault(region.path, []).append(region)
     found = []
     for path, parts in by_path.items():
@@ -88,6 +88,11 @@ def _find_data(regions: Iterable[Region]) -> list[_Data]:
         if not is_program and (size >= LARGE_BYTES or (_WEIGHTS.search(path) and size >= 1 << 20)):
             found.append(_Data(path, size, tuple(parts)))
     return sorted(found, key=lambda data: -data.mapped_bytes)[:MAX_MAPPED_FILES]
+
+
+@lru_cache(maxsize=4096)
+def _may_be_data(path: str) -> bool:
+    return not _NOT_DATA.search(path)
 
 
 def _count_resident(pagemap: int, data: _Data, stride: int) -> int | None:
