@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 LIMIT_S = 240
-"""A kernel nobody releases ends by itself: others may need the GPUs. The clock is taken as 1.9 GHz (H200: up to 1.98)."""
+"""A kernel nobody releases ends by itself: others may need the GPUs. The clock counts as 1.9 GHz (H200: up to 1.98)."""
 
 SOURCE = r"""
 extern "C" __global__ void wait_for_flag(volatile int* flag, int limit_s) {
