@@ -17,12 +17,12 @@ from hangdoctor.collect import (
     filelocks,
     inside,
     logs,
-    look,
     own_stacks,
     processes,
     procfs,
     surroundings,
     take_capture,
+    thread_steps,
 )
 from hangdoctor.collect.deadline import helper_pids
 from hangdoctor.collect.processes import Part, Step, Wanted
@@ -102,7 +102,7 @@ def test_any_step_of_a_process_may_block(
     [
         (surroundings, "read_connections", "sockets"),
         (surroundings, "read_pipe_ends", "pipes"),
-        (look, "read_threads", "proc"),
+        (thread_steps, "read_threads", "proc"),
         (surroundings, "read_gpus", "gpu"),
         (filelocks, "read_file_locks", "locks"),
         (filelocks, "find_existence_locks", "locks"),
@@ -115,7 +115,7 @@ def test_any_collector_may_block(
     where: object, name: str, source: str, monkeypatch: pytest.MonkeyPatch, block: Callable[..., object]
 ) -> None:
     monkeypatch.setattr(where, name, block)
-    monkeypatch.setattr(look, "THREADS_S", 0.3)
+    monkeypatch.setattr(thread_steps, "THREADS_S", 0.3)
     for limit in ("SOCKETS_S", "LOGS_S", "LOCKS_S", "GPU_S", "GPU_GRACE_S"):
         monkeypatch.setattr(surroundings, limit, 0.3)
     monkeypatch.setattr(inside, "LOCKS_S", 0.3)
@@ -137,14 +137,14 @@ def test_a_rank_that_spins_in_sched_yield_does_not_hold_up_a_look() -> None:
 
 
 def test_one_process_that_blocks_does_not_cost_the_others_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_threads = look.read_threads
-    monkeypatch.setattr(look, "THREADS_S", 0.3)
+    read_threads = thread_steps.read_threads
+    monkeypatch.setattr(thread_steps, "THREADS_S", 0.3)
     with stuck("c_hold.py") as sick, stuck("c_hold.py") as well:
 
         def read(pid: int, *args: object, **kwargs: object) -> object:
             return time.sleep(3600) if pid == sick.pid else read_threads(pid, *args, **kwargs)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(look, "read_threads", read)
+        monkeypatch.setattr(thread_steps, "read_threads", read)
         (snapshot,) = take_capture(tree_of(sick.pid, well.pid), ONE_LOOK).snapshots
     by_pid = {process.pid: process for process in snapshot.processes}
     assert by_pid[well.pid].threads[0].syscall is not None
@@ -154,15 +154,15 @@ def test_one_process_that_blocks_does_not_cost_the_others_anything(monkeypatch: 
 
 
 def test_memory_that_does_not_answer_leaves_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = look.decode_syscall
+    decode = thread_steps.decode_syscall
 
     def stuck_in_memory(pid: int, line: str, *, can_read_memory: bool, **kwargs: object) -> object:
         if can_read_memory:
             time.sleep(3600)
         return decode(pid, line, can_read_memory=False)
 
-    monkeypatch.setattr(look, "decode_syscall", stuck_in_memory)
-    monkeypatch.setattr(look, "THREADS_S", 0.3)
+    monkeypatch.setattr(thread_steps, "decode_syscall", stuck_in_memory)
+    monkeypatch.setattr(thread_steps, "THREADS_S", 0.3)
     with stuck("c_hold.py") as target:
         (snapshot,) = timed(target.pid).snapshots
     (thread,) = snapshot.processes[0].threads

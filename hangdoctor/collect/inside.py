@@ -16,7 +16,6 @@ from hangdoctor.collect.spin import MAX_THREADS, sample_spin
 from hangdoctor.model import FlightEntry, Gap, LockWait, Process, Snapshot, SpinSample, Thread
 
 LOCKS_S = 1.0
-ALL_LOCKS_S = 5.0
 FLIGHT_S = 3.0
 """The first rank waits for a search through torch's libraries: 0.1 s a library on a warm cache."""
 ALL_FLIGHTS_S = 8.0

@@ -164,9 +164,8 @@ class _Requests:
         self._received = b""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        for (
-            reader
-        ) in self._readers:  # as they were when we were forked: a pipe ends when its last writer does
+        # As they were when we were forked: a pipe ends when its last writer does.
+        for reader in self._readers:
             if reader.to_child >= 0:
                 os.close(reader.to_child)
         if self._prepare is not None:

@@ -42,7 +42,7 @@ def read_memory(asked: Asked) -> Dump | None:
 def ask_memory(
     readers: Readers, processes: Iterable[Process], *, total_s: float
 ) -> Answers[Asked, Dump | None]:
-    """Begins to read the stacks of the Python processes among ``processes``; ``total_s`` is the most it may take."""
+    """Begins to read the stacks of the Python processes among ``processes``; ``total_s`` is the most all may take."""
     has_module = remote_debugging.is_here()
     asked = [process for process in processes if is_python(process)]
     most_threads = max((process.thread_count or 1 for process in asked), default=1)
@@ -51,7 +51,7 @@ def ask_memory(
         read_memory,
         [Asked(process.pid, has_module and remote_debugging.is_same_version(process)) for process in asked],
         item_s=limit_s,
-        total_s=min(4 * limit_s, total_s),
+        total_s=total_s,
         belongs_to=lambda asked: asked.pid,
     )
 

@@ -23,6 +23,9 @@ from hangdoctor.collect.threads import ThreadTable, read_threads
 from hangdoctor.model import Gap, LockWait, Method, Process, Socket, SpinSample
 
 THREADS_S = 1.0
+AGAIN_S = 4.0
+ALL_S = 12.0
+"""Of the first try at all processes, which are read in turn: the clocks of all three questions start with the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class ThreadSteps:
         self._cpu_clocks = SchedulerClock()
         self._tables: dict[int, ThreadTable] = {}
         self._read_at: dict[int, float] = {}
+        self._dumps: dict[int, stacks.Dump] = {}
         self._locks: dict[int, Mapping[int, LockWait]] = {}
         self._stuck: set[int] = set()
         """Processes whose threads could not be read at the first try."""
@@ -68,12 +72,12 @@ class ThreadSteps:
         self._living = [process for process in processes if _has_threads(process)]
         moving = [process for process in processes if process.pid not in at_rest]
         self._sources = stack_sources.Sources(moving, self._program)
+        total_s = min(clock.left(), ALL_S * patience())
         with readers.by_owner():
-            from_memory = stack_sources.ask_memory(
-                readers, filter(_has_threads, moving), total_s=clock.left()
-            )
-            tables = self._ask_tables(self._living, can_read_memory=True)
-            locks = self._ask_locks(self._living) if self._plan.use_locks else Answers(())
+            alive = filter(_has_threads, moving)
+            from_memory = stack_sources.ask_memory(readers, alive, total_s=total_s)
+            tables = self._ask_tables(self._living, total_s, can_read_memory=True)
+            locks = self._ask_locks(self._living, total_s) if self._plan.use_locks else Answers(())
         self._from_memory = from_memory.by(lambda asked: asked.pid)
         self._from_tables = tables.by(lambda want: want.pid)
         self._from_locks = locks.by(lambda want: want.pid)
@@ -87,7 +91,8 @@ class ThreadSteps:
             for process in self._living:
                 self._take_in_turn(process)
             again = [process for process in self._living if process.pid in self._stuck]
-            for want, table in self._ask_tables(again, can_read_memory=False) if again else ():
+            total_s = min(self._clock.left(), AGAIN_S * patience())
+            for want, table in self._ask_tables(again, total_s, can_read_memory=False):
                 self._take_table(want.pid, table)
             self._readers.dismiss()
             self._dump_the_rest()
@@ -96,37 +101,39 @@ class ThreadSteps:
                 if process.pid not in self._tables and process.pid not in self._stuck:
                     self._take_table(process.pid, self._from_tables[process.pid]())
             self.processes = tuple(
-                self._merged.get(process.pid) or self._merge(process, None) for process in self.processes
+                self._merged.get(process.pid) or self._merge(process) for process in self.processes
             )
 
     def _take_in_turn(self, process: Process) -> None:
         pid = process.pid
         dump = self._sources.take(pid, self._from_memory[pid]()) if pid in self._from_memory else None
+        if dump is not None:
+            self._dumps[pid] = dump
         self._take_table(pid, self._from_tables[pid]())
         if pid in self._from_locks:
             self._take_locks(pid, self._from_locks[pid]())
         if pid in self._tables and (dump is not None or pid in self._at_rest):
-            self._merged[pid] = self._merge(process, dump)
+            self._merged[pid] = self._merge(process)
 
     def _dump_the_rest(self) -> None:
         run = self._sources.finish(total_s=self._clock.left(), can_pause=self._plan.allow_pause)
         self.gaps.extend(run.gaps)
         self.paused_s = run.paused_s
-        for process in self.processes:
-            if process.pid not in self._merged:
-                self._merged[process.pid] = self._merge(process, run.dumps.get(process.pid))
+        self._dumps.update(run.dumps)
 
     def _ask_tables(
-        self, processes: Sequence[Process], *, can_read_memory: bool
+        self, processes: Sequence[Process], total_s: float, *, can_read_memory: bool
     ) -> Answers[_Wanted, ThreadTable]:
         wanted = [
             _Wanted(process.pid, process.sockets, process.ns_pid is not None, can_read_memory)
             for process in processes
         ]
-        item_s = THREADS_S * patience()
-        total_s = min(4 * item_s, self._clock.left())
         return self._readers.ask(
-            self._read_table, wanted, item_s=item_s, total_s=total_s, belongs_to=lambda want: want.pid
+            self._read_table,
+            wanted,
+            item_s=THREADS_S * patience(),
+            total_s=total_s,
+            belongs_to=lambda want: want.pid,
         )
 
     def _read_table(self, want: _Wanted) -> ThreadTable:
@@ -160,13 +167,15 @@ class ThreadSteps:
         remedy = f"As root, see where they are held: cat /proc/{pid}/task/*/stack"
         self.gaps.append(Gap("proc", f"pid {pid}", reason, remedy))
 
-    def _ask_locks(self, processes: Sequence[Process]) -> Answers[_Wanted, dict[int, LockWait]]:
+    def _ask_locks(
+        self, processes: Sequence[Process], total_s: float
+    ) -> Answers[_Wanted, dict[int, LockWait]]:
         pids = tuple(process.pid for process in self.processes)
         return self._readers.ask(
             self._find_locks,
             [_Wanted(process.pid, peers=pids) for process in processes],
             item_s=inside.LOCKS_S * patience(),
-            total_s=min(self._clock.left(), inside.ALL_LOCKS_S * patience()),
+            total_s=total_s,
             belongs_to=lambda want: want.pid,
             is_pointless=lambda stuck, later: isinstance(stuck, _Wanted) and stuck.pid == later.pid,
         )
@@ -182,15 +191,15 @@ class ThreadSteps:
         elif pid not in self._stuck:
             self.gaps.append(inside.explain_no_locks(pid, answer))
 
-    def _merge(self, process: Process, dump: stacks.Dump | None) -> Process:
+    def _merge(self, process: Process) -> Process:
         """The process with what is known of its threads."""
         table = self._tables.get(process.pid)
         if table is not None:
             process = replace(process, threads=table.threads, taken_at=self._read_at[process.pid])
         process = inside.add_spins(process, self._spins)
         locks = self._locks.get(process.pid, {})
-        if dump is not None:
-            return self._attach(process, dump, locks)
+        if process.pid in self._dumps:
+            return self._attach(process, self._dumps[process.pid], locks)
         if process.pid in self._at_rest:
             process = take_over(process, self._at_rest[process.pid])
         return inside.add_locks(process, locks)
