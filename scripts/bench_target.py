@@ -63,9 +63,13 @@ def main() -> None:
     if module:
         importlib.import_module(module)
     heard, said = os.pipe()
+    go, start = os.pipe()
     for number in range(int(processes)):
         if os.fork() == 0:
+            os.close(start)
+            os.read(go, 1)  # until all are there, so that no thread's number lies between those of two processes
             child(library, f"{folder}/{number}", int(threads), int(frames), state, said)
+    os.close(start)
     for _ in range(int(processes)):
         os.read(heard, 1)
     print("ready", flush=True)

@@ -153,6 +153,19 @@ def each_process(name: str, command: str, *, jobs: int = 1, is_slow: bool = Fals
     return Tool(name, run, is_slow)
 
 
+def first_and_count(name: str, command: str) -> Tool:
+    """A collector that takes the first pid and how many follow it: ``{first}``, ``{count}``; ``{out}`` is a folder."""
+
+    def run(fleet: Running, folder: Path) -> Cost:
+        first, count = fleet.pids[0], len(fleet.pids)
+        if fleet.pids != tuple(range(first, first + count)):
+            return Cost(0.0, 0.0, failure="the pids do not follow each other")
+        words = shlex.split(command.format(first=first, count=count, out=folder / "collected"))
+        return run_command(words, folder)
+
+    return Tool(name, run, is_slow=True)
+
+
 def hangdoctor_command(name: str, words: Sequence[str]) -> Tool:
     """The command as a user types it; ``{pid}`` and ``{out}`` stand for the launcher and a new file."""
 
