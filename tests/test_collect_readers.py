@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,56 @@ def test_a_child_that_has_not_been_told_everything_is_not_dismissed(make: Made) 
     lengths = ask(readers, len, words)
     readers.dismiss()
     assert [length for _, length in lengths] == [300_000, 400_000]
+
+
+@dataclass(frozen=True)
+class Interrupting:
+    """A Ctrl-C lands where it is made anew: answers are unpickled most of the time that one waits for them."""
+
+    text: str
+    pid: int
+
+    def __post_init__(self) -> None:
+        if self.text == "a" and os.getpid() != self.pid and not interrupted:
+            interrupted.append(self.text)
+            raise KeyboardInterrupt
+
+
+interrupted: list[str] = []
+
+
+def make_interrupting(text: str) -> Interrupting:
+    return Interrupting(text, os.getpid())
+
+
+def test_after_an_interruption_each_still_gets_its_own_answer(make: Made) -> None:
+    interrupted.clear()
+    readers = make(make_interrupting, width=1)
+    answers = ask(readers, make_interrupting, ["a", "b", "c"]).by(lambda item: item)
+    with pytest.raises(KeyboardInterrupt):
+        answers["a"]()
+    assert [answers[text]().text for text in "abc"] == ["a", "b", "c"]
+
+
+def test_a_reader_that_was_dismissed_may_be_asked_again(make: Made) -> None:
+    readers = make(len, width=1)
+    assert list(ask(readers, len, ["a"])) == [("a", 1)]
+    readers.dismiss()
+    assert list(ask(readers, len, ["bb"])) == [("bb", 2)]
+
+
+def test_by_owner_asks_all_about_one_before_the_next(make: Made) -> None:
+    order: list[str] = []
+
+    def first(item: object) -> int:
+        order.append(f"first {item}")
+        return len(order)
+
+    def second(item: object) -> int:
+        order.append(f"second {item}")
+        return len(order)
+
+    readers = make(first, second, width=1)
+    with readers.by_owner():
+        one, two = ask(readers, first, ["a", "b"]), ask(readers, second, ["a", "b"])
+    assert [answer for _, answer in one] == [1, 3] and [answer for _, answer in two] == [2, 4]

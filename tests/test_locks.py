@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hangdoctor.collect import locks
+from hangdoctor.collect.cpython import view
 from hangdoctor.collect.cpython.frames import parse_exception_table
 from hangdoctor.collect.locks import find_lock_waits, shared
 from hangdoctor.collect.namespaces import list_children, map_threads, read_inner_id
@@ -162,6 +163,51 @@ def test_cost_of_200_threads() -> None:
             find_lock_waits(seen.pid, threads)
             costs.append(time.process_time() - start)
         assert min(costs) < 0.1
+
+
+# --- what happens between the stacks and the locks of a look ----------------------------------------------
+
+
+def locks_after_a_view(
+    what: str, python: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[LockWait | None, dict[str, str]]:
+    """The waiter's lock, found with the view that was taken before the lock changed hands; and who is who."""
+    with stuck("b_later.py", what, python=python) as running:
+        monkeypatch.setattr(view, "_recent", {})
+        kept = eventually(lambda: view.open_view(running.pid))
+        running.release()
+        words = words_of(running.hear()[0])
+
+        def look() -> LockWait | None:
+            kept.taken_at = time.monotonic()
+            view._recent = {running.pid: kept}
+            found = find_lock_waits(running.pid, read_threads(running.pid)).get(int(words["waiter"]))
+            return found if found is not None and found.kind != "gil" else None
+
+        return eventually(look), words
+
+
+def test_who_let_go_within_its_block_since_is_not_the_only_one_to_hold_it(
+    python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are inside a block over it now, and which of them has it is recorded nowhere."""
+    lock, _ = locks_after_a_view("let-go", python, monkeypatch)
+    assert lock is not None and (lock.kind, lock.owner_tid) == ("threading.Lock", None)
+
+
+def test_threads_that_began_since_are_seen(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, words = locks_after_a_view("new-threads", python, monkeypatch)
+    assert lock is not None and lock.kind == "threading.Lock"
+    # Who holds it was not there in the first of the two looks that it takes.
+    assert lock.owner_tid in (None, int(words["holder"]))
+
+
+def test_an_owner_under_the_ident_of_a_thread_that_has_ended_is_the_one_that_lives(
+    python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, words = locks_after_a_view("new-owner", python, monkeypatch)
+    assert lock is not None
+    assert (lock.kind, lock.owner_tid, lock.is_orphaned) == ("threading.RLock", int(words["holder"]), False)
 
 
 # --- C and C++ ----------------------------------------------------------------------------------------

@@ -171,3 +171,11 @@ def test_hidden_symbols_come_from_the_file_that_was_loaded(tmp_path: Path) -> No
 def test_what_is_no_image_says_so() -> None:
     with pytest.raises(elf.NotAnImage):
         elf.Image(Memory(OURSELVES), ADDRESS)
+
+
+@pytest.mark.parametrize("address", [-48, 0, 1 << 63, (1 << 64) - 8, 1 << 64])
+def test_an_address_that_there_cannot_be_is_not_mapped(address: int) -> None:
+    """A damaged pointer, with an offset: as any other that leads nowhere."""
+    with pytest.raises(OSError) as caught:
+        Memory(OURSELVES).u64(address)
+    assert caught.value.errno == errno.EFAULT

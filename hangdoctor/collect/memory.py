@@ -186,6 +186,8 @@ class Memory:
         return b"".join(pages)[address - first : end - first]
 
     def _load(self, address: int) -> bytes:
+        if not 0 < address < _ADDRESS_LIMIT:
+            raise OSError(errno.EFAULT, "no such address")
         self._spend(PAGE)
         wanted = struct.pack("<2Q", address, PAGE)
         if _libc.process_vm_readv(self.pid, self._to_page, 1, wanted, 1, 0) == PAGE:

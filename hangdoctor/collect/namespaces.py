@@ -37,6 +37,11 @@ def map_threads(pid: int) -> Mapping[int, int]:
     return {own: tid for tid, own in inner.items() if own is not None}
 
 
+def is_thread(pid: int, tid: int) -> bool:
+    """Whether a process has that thread now; the host's numbers."""
+    return os.path.exists(f"/proc/{pid}/task/{tid}")
+
+
 def list_children(pid: int) -> Iterator[int]:
     """Host pids of the children of all threads of ``pid`` (needs CONFIG_PROC_CHILDREN)."""
     try:

@@ -50,7 +50,7 @@ def read_stacks(pid: int) -> Dump | None:
         if not doubtful:
             break
         # Those alone, which takes microseconds: a thread that runs has moved on before all of many are read.
-        seen = _settle(seen, _look(view.anew(doubtful), table))
+        seen = _settle(seen, _look(View(view.interpreter, doubtful), table))
     duration_s = time.monotonic() - began
     return Dump(
         pid,

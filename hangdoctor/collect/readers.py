@@ -73,6 +73,8 @@ class _Reader:
     to_child: int = -1
 
     def ask(self, request: _Request) -> None:
+        if self.to_child < 0 and not self.asked:  # it was dismissed
+            self.end()
         self._encode(request)
         self.asked.append(request)
         if self.child is None:
@@ -91,12 +93,24 @@ class _Reader:
                 self._start()
             assert self.child is not None
             limit = min(head.group.item_s, head.group.left())
-            self._send(head, limit)
-            answer = self.child.answer(limit)
-            self.asked.popleft().settle(answer)
+            try:
+                self._send(head, limit)
+                head.settle(self.child.answer(limit))
+                self.asked.popleft()
+            except (
+                BaseException
+            ):  # Ctrl-C: half an answer may be gone, and the next one would be taken for it
+                self._begin_anew()
+                raise
             if self.child.is_lost:
                 self.end()
                 self._pass_over(head)
+
+    def _begin_anew(self) -> None:
+        self.end()
+        self.asked = deque(request for request in self.asked if not request.is_answered)
+        for request in self.asked:
+            self._encode(request)
 
     def _pass_over(self, stuck: _Request) -> None:
         """Settles what need not be tried after ``stuck``; the rest will be asked of another child."""
@@ -204,7 +218,7 @@ class Answers(Generic[Item, T]):
             yield request.item, _settled(reader, request)  # type: ignore[misc]
 
     def by(self, key: Callable[[Item], K]) -> Mapping[K, Callable[[], T | Trouble]]:
-        """The answers by the keys of their items, each waited for when it is called for; in any order, but once."""
+        """The answers by the keys of their items, each waited for when it is called for; in any order."""
         return {
             key(request.item): partial(_settled, reader, request)  # type: ignore[arg-type]
             for reader, request in self._requests

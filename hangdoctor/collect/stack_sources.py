@@ -65,7 +65,8 @@ class Sources:
     def __init__(self, processes: Sequence[Process], program: PySpy | None) -> None:
         self._left = {process.pid: process for process in processes}
         self._program = program
-        self._doubtful: dict[int, Dump] = {}
+        self.doubtful: dict[int, Dump] = {}
+        """Better than nothing."""
         self._troubles: dict[int, Trouble | None] = {}
 
     def take(self, pid: int, answer: Dump | Trouble | None) -> Dump | None:
@@ -73,7 +74,7 @@ class Sources:
         if not isinstance(answer, Dump):
             self._troubles[pid] = answer
         elif answer.torn or not _has_main_thread(self._left[pid], answer):
-            self._doubtful[pid] = answer
+            self.doubtful[pid] = answer
         else:
             del self._left[pid]
             return answer
@@ -87,8 +88,8 @@ class Sources:
         else:
             left = list(self._left.values())
             run = dumps.dump_stacks(self._program, left, total_s=total_s, can_pause=can_pause)
-            run.gaps = _amend(run.gaps, self._doubtful.keys() - run.dumps.keys())
-        run.dumps = {**self._doubtful, **run.dumps}
+            run.gaps = _amend(run.gaps, self.doubtful.keys() - run.dumps.keys())
+        run.dumps = {**self.doubtful, **run.dumps}
         return run
 
 

@@ -38,7 +38,7 @@ _IORING_ENTER_EXT_ARG = 8
 
 
 class Call(NamedTuple):
-    """One line, split, and what may be asked about it. A tuple, made for every thread in a fifth of the time."""
+    """One line, split, and what may be asked about it. A tuple, which is made in a fifth of the time."""
 
     pid: int
     name: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hangdoctor.collect import inside, stack_sources, stacks
-from hangdoctor.collect.deadline import Clock, Trouble, call, patience
+from hangdoctor.collect.deadline import NOT_TRIED, Clock, Trouble, call, patience
 from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.memory import Memory
 from hangdoctor.collect.plan import Plan
@@ -99,21 +99,24 @@ class ThreadSteps:
         finally:
             for process in self._living:  # after an interruption: the readers are at work on them
                 if process.pid not in self._tables and process.pid not in self._stuck:
-                    self._take_table(process.pid, self._from_tables[process.pid]())
+                    self._take_stacks_and_table(process.pid)
             self.processes = tuple(
                 self._merged.get(process.pid) or self._merge(process) for process in self.processes
             )
 
     def _take_in_turn(self, process: Process) -> None:
         pid = process.pid
+        self._take_stacks_and_table(pid)
+        if pid in self._from_locks:
+            self._take_locks(pid, self._from_locks[pid]())
+        if pid in self._tables and (pid in self._dumps or pid in self._at_rest):
+            self._merged[pid] = self._merge(process)
+
+    def _take_stacks_and_table(self, pid: int) -> None:
         dump = self._sources.take(pid, self._from_memory[pid]()) if pid in self._from_memory else None
         if dump is not None:
             self._dumps[pid] = dump
         self._take_table(pid, self._from_tables[pid]())
-        if pid in self._from_locks:
-            self._take_locks(pid, self._from_locks[pid]())
-        if pid in self._tables and (dump is not None or pid in self._at_rest):
-            self._merged[pid] = self._merge(process)
 
     def _dump_the_rest(self) -> None:
         run = self._sources.finish(total_s=self._clock.left(), can_pause=self._plan.allow_pause)
@@ -134,6 +137,7 @@ class ThreadSteps:
             item_s=THREADS_S * patience(),
             total_s=total_s,
             belongs_to=lambda want: want.pid,
+            is_pointless=_is_of_same_process,
         )
 
     def _read_table(self, want: _Wanted) -> ThreadTable:
@@ -164,6 +168,10 @@ class ThreadSteps:
             return
         self._stuck.add(pid)
         reason = f"reading its threads {table.reason}"
+        if table.reason == NOT_TRIED:
+            reason = (
+                "what its system calls point to, and its locks, were not read: its memory does not answer"
+            )
         remedy = f"As root, see where they are held: cat /proc/{pid}/task/*/stack"
         self.gaps.append(Gap("proc", f"pid {pid}", reason, remedy))
 
@@ -177,7 +185,7 @@ class ThreadSteps:
             item_s=inside.LOCKS_S * patience(),
             total_s=total_s,
             belongs_to=lambda want: want.pid,
-            is_pointless=lambda stuck, later: isinstance(stuck, _Wanted) and stuck.pid == later.pid,
+            is_pointless=_is_of_same_process,
         )
 
     def _find_locks(self, want: _Wanted) -> dict[int, LockWait]:
@@ -198,8 +206,9 @@ class ThreadSteps:
             process = replace(process, threads=table.threads, taken_at=self._read_at[process.pid])
         process = inside.add_spins(process, self._spins)
         locks = self._locks.get(process.pid, {})
-        if process.pid in self._dumps:
-            return self._attach(process, self._dumps[process.pid], locks)
+        dump = self._dumps.get(process.pid) or self._sources.doubtful.get(process.pid)
+        if dump is not None:
+            return self._attach(process, dump, locks)
         if process.pid in self._at_rest:
             process = take_over(process, self._at_rest[process.pid])
         return inside.add_locks(process, locks)
@@ -225,6 +234,11 @@ class ThreadSteps:
             for process in processes
         )
         return merged, tuple(self.gaps)
+
+
+def _is_of_same_process(stuck: object, later: _Wanted) -> bool:
+    """What held up the one would hold up the other: they need the same lock of its address space."""
+    return isinstance(stuck, (_Wanted, stack_sources.Asked)) and stuck.pid == later.pid
 
 
 def _has_threads(process: Process) -> bool:

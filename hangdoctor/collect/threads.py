@@ -133,7 +133,9 @@ class _Reader:
         if wchan is not None and wchan.startswith(b"futex_"):
             if self._has_futex_stack:
                 return None
-            self._has_futex_stack = True
+            stack = self._file(tid, "stack")
+            self._has_futex_stack = bool(stack)
+            return stack
         return self._file(tid, "stack")
 
 

@@ -47,6 +47,8 @@ class Interpreter:
     version: Version
     layout: Layout
     threads: tuple[ThreadState, ...]
+    tids: frozenset[int]
+    """The host's, of all threads of the process then, Python's or not."""
     gil: int | None
     """Address of the state of the main interpreter's GIL; it is :data:`layouts.GIL_SIZE` bytes long."""
 
@@ -103,7 +105,10 @@ def find_interpreter(memory: Memory, regions: Regions, inner_tids: Mapping[int, 
     # of its own, and the threads that do the work are of the main one.
     newest, main = memory.unpack("QQ", runtime.address + layout.interpreters)
     threads = tuple(_walk_threads(memory, layout, newest, inner_tids))
-    return Interpreter(memory, version, layout, threads, _find_gil(memory, layout, runtime.address, main))
+    tids = frozenset(inner_tids.values())
+    return Interpreter(
+        memory, version, layout, threads, tids, _find_gil(memory, layout, runtime.address, main)
+    )
 
 
 def _find_gil(memory: Memory, layout: Layout, runtime: int, interpreter: int) -> int | None:

@@ -35,17 +35,17 @@ class HolderSearch:
     """Looks for the holders of some locks among the threads of one process."""
 
     def __init__(self, view: View, regions: Regions) -> None:
-        """``view``: the first look; those whom it accuses are looked at anew."""
+        """``view``: the first look, which may be some moments old; if it accuses anybody, all are looked at anew."""
         self._view = view
         self._regions = regions
 
     def find(self, locks: Collection[int]) -> Mapping[int, int]:
         """Lock address to host tid, where exactly one thread holds it and a second look agrees."""
         first = self._claims(self._view, locks)
-        suspects = {block.tid for blocks in first.values() for block in blocks}
-        if not suspects:
+        now = self._view.anew() if first else None
+        if now is None:
             return {}
-        second = self._claims(self._view.anew(suspects), locks)
+        second = self._claims(now, locks)
         holders = {}
         for lock, blocks in first.items():
             tids = {block.tid for block in blocks}

@@ -17,6 +17,7 @@ from hangdoctor.collect.locks.futex import WAIT_BITSET, FutexWait
 from hangdoctor.collect.locks.held import HolderSearch
 from hangdoctor.collect.locks.objects import LockObject, ObjectReader
 from hangdoctor.collect.memory import Memory, Regions
+from hangdoctor.collect.namespaces import is_thread
 from hangdoctor.model import LockWait
 
 _WEAK_REFERENT = 16
@@ -72,10 +73,15 @@ def find_python_waits(
         elif wait.command == WAIT_BITSET and wait.is_private and _is_semaphore(native.get(wait.tid)):
             candidates.append(wait)
     explained = _explain(view, regions, candidates)
-    # These began to wait after the view was taken, or it is C code that waits.
-    later = {wait.tid: wait for wait in candidates if wait.tid not in explained and wait.tid in view.threads}
-    if later:
-        explained.update(_explain(view.anew(later), regions, list(later.values())))
+    # These began to wait after the view was taken, or began at all; or it is C code that waits.
+    later = {
+        wait.tid: wait
+        for wait in candidates
+        if wait.tid not in explained and (wait.tid in view.threads or wait.tid not in interpreter.tids)
+    }
+    now = view.anew(later) if later else None
+    if now is not None:
+        explained.update(_explain(now, regions, list(later.values())))
     found.update({tid: one.wait for tid, one in explained.items()})
     found.update(_find_holders(view, regions, explained))
     return found
@@ -108,7 +114,7 @@ def _explain(view: View, regions: Regions, waits: Sequence[FutexWait]) -> dict[i
             if joined is not None:
                 explained[waiter.wait.tid] = _Explained(joined)
             continue
-        described = _describe(view.interpreter, view.memory, waiter, lock)
+        described = _describe(view, objects, waiter, lock)
         is_taken = described.kind == "threading.Lock" and lock.is_locked(waiter.parked)
         explained[waiter.wait.tid] = _Explained(described, lock.address if is_taken else None)
     return explained
@@ -140,9 +146,10 @@ def _look_at_waiters(view: View, waits: Sequence[FutexWait]) -> list[_Waiter]:
     return waiters
 
 
-def _describe(interpreter: Interpreter, memory: Memory, waiter: _Waiter, lock: LockObject) -> LockWait:
+def _describe(view: View, objects: ObjectReader, waiter: _Waiter, lock: LockObject) -> LockWait:
+    interpreter, memory = view.interpreter, view.memory
     if lock.is_rlock:
-        return _describe_rlock(interpreter, lock)
+        return _describe_rlock(interpreter, objects, lock)
     if waiter.is_importlib:
         owner = _find_importer(interpreter, memory, waiter)
         return LockWait("import lock", lock.address, owner, owner_how="recorded" if owner else None)
@@ -155,16 +162,19 @@ def _describe(interpreter: Interpreter, memory: Memory, waiter: _Waiter, lock: L
     return LockWait("threading.Lock", lock.address)
 
 
-def _describe_rlock(interpreter: Interpreter, lock: LockObject) -> LockWait:
+def _describe_rlock(interpreter: Interpreter, objects: ObjectReader, lock: LockObject) -> LockWait:
     if lock.owner is None:
         return LockWait("threading.RLock", lock.address)
+    pid = interpreter.memory.pid
     owner = interpreter.tid_of(lock.owner)
-    if owner is None:
-        # It may be younger than the view. Rare, so all threads are asked for again.
-        now = open_interpreter(interpreter.memory.pid)
+    if owner is None or not is_thread(pid, owner):
+        # It is younger than the view, or has ended. Rare, so all threads are asked for again, and then the lock.
+        now = open_interpreter(pid)
         owner = now.tid_of(lock.owner) if now is not None else None
-    if owner is None:
-        return LockWait("threading.RLock", lock.address, is_orphaned=True)
+        if owner is None:
+            still = objects.read_locks([lock.address]).get(lock.address)
+            is_same = still is not None and still.owner == lock.owner
+            return LockWait("threading.RLock", lock.address, is_orphaned=is_same)
     return LockWait("threading.RLock", lock.address, owner, owner_how="recorded")
 
 

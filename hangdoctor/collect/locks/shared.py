@@ -77,6 +77,8 @@ def find_shared_waits(
     if not places:
         return {}
     now = view.anew(places)
+    if now is None:
+        return {}
     pid = now.memory.pid
     pids = {pid, *peers}
     end = time.monotonic() + SEARCH_LIMIT_S
