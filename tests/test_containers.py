@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hangdoctor.collect import denials
-from hangdoctor.collect import look as look_module
+from hangdoctor.collect import denials, thread_steps
 from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.threads import ThreadTable
 from hangdoctor.model import Thread
@@ -125,7 +124,7 @@ def test_the_tiers_take_away_what_they_say() -> None:
 @pytest.mark.parametrize(("state", "expected"), [("D", 1), ("S", 0)])
 def test_kernel_stacks_are_missed_where_a_thread_is_held_up_in_the_kernel(state: str, expected: int) -> None:
     table = ThreadTable((Thread(7, state="S"), Thread(11, state=state)), has_kernel_stacks=False)
-    gaps = look_module._missing_of(7, table)
+    gaps = thread_steps._missing_of(7, table)
     assert len(gaps) == expected
     assert [gap.remedy for gap in gaps] == ["sudo cat /proc/7/task/11/stack"] * expected
 

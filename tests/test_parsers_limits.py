@@ -1,6 +1,7 @@
 """How long and how large: the goal (64 ranks of 200 threads beside 20 MB of log) and 50 MB of the worst there is.
 
-Time is CPU time of a process of its own, so that a busy machine does not fail the test; memory is that process' peak.
+Time is CPU time of a process of its own, and measured by a yardstick, so that neither a busy machine nor a slow one
+fails the test; memory is that process' peak.
 """
 
 from __future__ import annotations
@@ -16,13 +17,26 @@ from tests.parsers_support import DUMPS
 
 pytestmark = pytest.mark.slow
 
-MEASURE = """
+YARDSTICK_S = 0.05
+"""What reading 20,000 lines takes on the machine that the goals are for; others are slower, by the hour."""
+CROWDED = 1.5
+"""What a shared machine's caches may cost on top."""
+MEASURE = (
+    f"YARDSTICK_S = {YARDSTICK_S}"
+    + """
 import re, sys, time
 from hangdoctor.errors import HangdoctorError
 from hangdoctor.knowledge import load_knowledge
 from hangdoctor.parsers import read_files
 
+def yardstick():
+    start, count = time.process_time(), 0
+    for line in ("it hangs with rank nobody knows, and the pid is not known either\\n" * 20_000).splitlines():
+        count += len(line.split()) + sum(len(match[2]) for match in re.finditer(r"\\b(rank|pid)\\s+(\\w+)", line))
+    return time.process_time() - start
+
 knowledge = load_knowledge()
+before = [yardstick() for _ in range(3)]
 read_files([sys.argv[2]], knowledge)  # imports and compiled patterns are not what is measured
 start = time.process_time()
 found = "nothing"
@@ -33,12 +47,14 @@ except HangdoctorError:
     pass
 # Not ru_maxrss: after a spawn it starts at the peak of the parent, which is the whole test run.
 peak_kb = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
-print(time.process_time() - start, peak_kb // 1024, found)
+seconds = time.process_time() - start
+print(seconds * YARDSTICK_S / max(*before, *(yardstick() for _ in range(3))), peak_kb // 1024, found)
 """
+)
 
 
 def measure(path: Path) -> tuple[float, int, str]:
-    """CPU seconds, peak megabytes, and what was found."""
+    """CPU seconds on a machine for which the yardstick is made, peak megabytes, and what was found."""
     command = [sys.executable, "-c", MEASURE, str(path), str(DUMPS / "py-spy.txt")]
     output = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
@@ -79,7 +95,7 @@ def test_goal_of_64_ranks_and_a_log(tmp_path: Path) -> None:
     assert path.stat().st_size > 20_000_000 + 15_000_000, "a log of 20 MB and the dumps"
     seconds, megabytes, found = measure(path)
     assert found == f"64 {64 * 200}"
-    assert seconds < 5, f"{seconds:.1f} s"
+    assert seconds < 5 * CROWDED, f"{seconds:.1f} s"
     assert megabytes < 500
 
 
@@ -112,5 +128,5 @@ def test_50_megabytes_of_the_worst(tmp_path: Path, name: str) -> None:
     path.write_text(WORST[name](), encoding="utf-8")
     seconds, megabytes, _ = measure(path)
     path.unlink()
-    assert seconds < 10, f"{seconds:.1f} s"
+    assert seconds < 10 * CROWDED, f"{seconds:.1f} s"
     assert megabytes < 500, f"{megabytes} MB"
