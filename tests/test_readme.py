@@ -36,6 +36,7 @@ VOLATILE = (
     (re.compile(r"SLOW\s+(?:certain|likely)"), "SLOW"),
     (re.compile(r"(?:E\d+ +rank [^E]*?flight recorder[^E]*)"), ""),  # only with a torch that has one
     (re.compile(r",\s+last\s+on\s+a\s+CPU\s+[\d.]+\s+s\s+ago"), ""),  # a busy machine cannot tell
+    (re.compile(r",\s+[\d.]+\s+%\s+of\s+a\s+core"), ""),  # said from 5 % on; a slow machine needs more
     (re.compile(r"more observations?"), "more observations"),  # one more with a flight recorder
     (re.compile(r"\d+(?:\.\d+)?"), "N"),
     (re.compile(r"\s+"), " "),  # lines break elsewhere when a number grows
