@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -132,6 +133,11 @@ class _Clock:
                 f"{complaint}: not done within {self._within_s:.0f} s",
                 "Run it again: it goes on where it stopped.",
             ) from None
+        if done.returncode == -signal.SIGILL:  # which leaves no word of it
+            raise CannotInstall(
+                f"{complaint}: it needs instructions that this processor has not (AVX-512)",
+                "Use another machine.",
+            )
         if done.returncode != 0:
             raise CannotInstall(complaint, "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:]))
         return done.stdout
