@@ -25,8 +25,8 @@ it are 1.00. Ratios are medians of the ratios within a round, with the smallest 
 - *EINTR* of `py-spy dump --nonblocking`, hangdoctor and *nothing* is to be 0.
 - *snapshot* is one look of the collector (stacks, everything in `/proc` of every thread, lock owners, parsed), without
   the start of an interpreter; *attach* and *collect* are the commands as typed, which look at the launcher, too.
-- A quarter of the CPU time of a look is stacks, which hangdoctor reads from memory itself; the rest is what a stack dump
-  does not have: files, sockets, environment, locks, logs.
+- A quarter of the CPU time of a look is stacks, which hangdoctor reads from memory itself; the rest is what a stack
+  dump does not have: files, sockets, environment, locks, logs.
 
 Sections after the first come from `scripts/bench --append --title …`, what a watched job feels from
 `scripts/bench_watch`.
