@@ -67,9 +67,8 @@ def main() -> None:
     for number in range(int(processes)):
         if os.fork() == 0:
             os.close(start)
-            os.read(
-                go, 1
-            )  # until all are there, so that no thread's number lies between those of two processes
+            # Until all are there, so that no thread's number lies between those of two processes.
+            os.read(go, 1)
             child(library, f"{folder}/{number}", int(threads), int(frames), state, said)
     os.close(start)
     for _ in range(int(processes)):

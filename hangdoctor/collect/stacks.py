@@ -228,7 +228,7 @@ def _merge(thread: Thread, dumped: DumpedThread | None, dump: Dump, lock: LockWa
     if dumped is None:
         return thread if lock is None else changed(thread, lock=lock)
     stack = Stack(dumped.frames, dump.method, dumped.pthread in dump.torn) if dumped.frames else None
-    return replace(thread, name=dumped.name, stack=stack, owns_gil=dumped.owns_gil, lock=lock or thread.lock)
+    return changed(thread, name=dumped.name, stack=stack, owns_gil=dumped.owns_gil, lock=lock or thread.lock)
 
 
 def _doubt(
