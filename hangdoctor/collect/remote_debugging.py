@@ -28,7 +28,6 @@ from hangdoctor.collect.stacks import Dump, DumpedThread, FrameTable, is_rooted
 from hangdoctor.model import Frame, Method, Process
 
 FIRST_VERSION = (3, 14)
-PROCESS_S = 1.0
 _TRIES = 3
 """A thread that runs makes a read fail now and then; py-spy has its own ways with those that run hot."""
 

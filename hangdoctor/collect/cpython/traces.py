@@ -20,16 +20,11 @@ _PAGES_BEFORE = 3
 """Of the innermost frame: CPython keeps frames in chunks of 16 KiB that grow upwards (Python/pystate.c)."""
 
 
-def trace_threads(
-    interpreter: Interpreter,
-    memory: Memory,
-    threads: Sequence[ThreadState] | None = None,
-) -> list[Trace]:
-    """One for each of ``threads``, by default all.
+def trace_threads(interpreter: Interpreter, memory: Memory, threads: Sequence[ThreadState]) -> list[Trace]:
+    """One for each of ``threads``.
 
     Pages that ``memory`` has already are not read again. Raises ``OSError`` only where nothing at all may be read.
     """
-    threads = interpreter.threads if threads is None else threads
     layout, old = interpreter.layout.frame, interpreter.layout.old_frame
     if layout is not None:
         tops = _find_tops(threads, layout, memory)
