@@ -14,7 +14,6 @@ import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from hangdoctor.collect.memory import Memory, Region, Regions
 
@@ -220,42 +219,56 @@ def find_hidden(
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise NotAnImage("not a regular file")
-        key = _FileKey(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
-        build_id, symbols = _read_symtab(key, name_pattern, _Descriptor(fd))
+        key = _FileKey(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, name_pattern.pattern)
+        found = _symtabs.get(key)
+        if found is None:
+            found = _read_symtab(fd, status.st_size, name_pattern)
+            learn_symtabs({key: found})
     finally:
         os.close(fd)
-    if build_id != image.build_id():
+    if found.build_id != image.build_id():
         raise NotAnImage("the file was replaced since it was loaded")
-    return {name: Symbol(image.bias + value, size, region.path) for name, value, size in symbols}
+    return {name: Symbol(image.bias + value, size, region.path) for name, value, size in found.symbols}
 
 
 @dataclass(frozen=True, slots=True)
 class _FileKey:
+    """A file as it is, and what was looked for in it."""
+
     device: int
     inode: int
     modified_ns: int
     size: int
+    pattern: bytes
 
 
-class _Descriptor:
-    """An open file that does not take part in the cache key of :func:`_read_symtab`."""
+@dataclass(frozen=True, slots=True)
+class Symtab:
+    """What a file says: its fingerprint; name, value and size of each symbol that matches."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Descriptor)
-
-    def __hash__(self) -> int:
-        return 0
+    build_id: bytes | None
+    symbols: tuple[tuple[bytes, int, int], ...]
 
 
-@lru_cache(maxsize=64)
-def _read_symtab(
-    key: _FileKey, name_pattern: re.Pattern[bytes], file: _Descriptor
-) -> tuple[bytes | None, tuple[tuple[bytes, int, int], ...]]:
-    """Build id and matching symbols. libtorch_cpu.so (434 MB) takes about 100 ms, hence the cache."""
-    with mmap.mmap(file.fd, key.size, prot=mmap.PROT_READ) as image:
+Symtabs = Mapping[_FileKey, Symtab]
+_MOST_SYMTABS = 64
+_symtabs: dict[_FileKey, Symtab] = {}
+
+
+def known_symtabs() -> Symtabs:
+    """What this process has found in files so far. For another one, which is spared the search by it."""
+    return dict(_symtabs)
+
+
+def learn_symtabs(known: Symtabs) -> None:
+    """What another process has found. libtorch_cpu.so (434 MB) takes about 100 ms."""
+    _symtabs.update(known)
+    for oldest in list(_symtabs)[:-_MOST_SYMTABS]:
+        del _symtabs[oldest]
+
+
+def _read_symtab(fd: int, size: int, name_pattern: re.Pattern[bytes]) -> Symtab:
+    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as image:
         sections = _read_sections(image)
         build_id = next(
             (
@@ -270,7 +283,7 @@ def _read_symtab(
         for section in sections:
             if section.kind == _SHT_SYMTAB and section.link < len(sections):
                 symbols += _search(image, section, sections[section.link], name_pattern)
-    return build_id, tuple(symbols)
+    return Symtab(build_id, tuple(symbols))
 
 
 @dataclass(frozen=True, slots=True)

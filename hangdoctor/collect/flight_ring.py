@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
 
 from hangdoctor.collect.flight_layouts import LAYOUTS, RING, EntryLayout, dtype_name
 from hangdoctor.collect.memory import Memory
@@ -84,48 +85,58 @@ def _choose_part(first: int, count: int, following: int, size: int) -> tuple[int
 
 
 class _Entries:
-    """A copy of consecutive entries that lay at ``at``."""
+    """A copy of consecutive entries that lay at ``at``.
+
+    What is asked of each is taken out by the column, which is a tenth of the work of going through 2000 entries.
+    """
 
     def __init__(self, memory: Memory, raw: bytes, at: int, layout: EntryLayout) -> None:
         self._memory = memory
         self._raw = raw
         self._at = at
         self._layout = layout
-        self._offsets = range(0, len(raw), layout.size)
+        self._ids = self._numbers(0)
+
+    def _numbers(self, offset: int) -> list[int]:
+        """What each entry has there, 8 bytes without a sign. Entries and their numbers are aligned to that."""
+        return memoryview(self._raw).cast("Q")[offset // 8 :: self._layout.size // 8].tolist()
+
+    def _flags(self, offset: int) -> bytes:
+        """A byte of each entry."""
+        return self._raw[offset :: self._layout.size]
 
     def make_sense(self) -> bool:
         """Every entry has small flags and plausible numbers, and ids follow each other but for one seam."""
-        layout, raw = self._layout, self._raw
-        latest = time.time_ns() + 10**9
-        seams, previous = 0, None
-        for offset in self._offsets:
-            created, timeout = struct.unpack_from("<qq", raw, offset + layout.created)
-            if raw[offset + layout.is_p2p] > 1 or raw[offset + layout.retired] > 1:
-                return False
-            if not _EPOCH_2017_NS < created < latest or not 0 <= timeout < _MAX_TIMEOUT_MS:
-                return False
-            identity = _u64(raw, offset)
-            seams += previous is not None and identity != previous + 1
-            previous = identity
-        samples = {self._offsets[0], self._offsets[len(self._offsets) // 2], self._offsets[-1]}
+        layout, ids = self._layout, self._ids
+        if max(self._flags(layout.is_p2p)) > 1 or max(self._flags(layout.retired)) > 1:
+            return False
+        created = self._numbers(layout.created)
+        if not (_EPOCH_2017_NS < min(created) and max(created) < time.time_ns() + 10**9):
+            return False
+        if max(self._numbers(layout.created + 8)) >= _MAX_TIMEOUT_MS:
+            return False
+        seams = len(ids) - 1 - list(map(sub, ids[1:], ids)).count(1)
+        samples = (self._offset(index) for index in {0, len(ids) // 2, len(ids) - 1})
         return seams <= 1 and all(_BACKEND.match(self._string(at + layout.name)) for at in samples)
+
+    def _offset(self, index: int) -> int:
+        return index * self._layout.size
 
     def choose(self) -> list[int]:
         """Offsets of the entries to report, in the order of their ids."""
-        layout, raw = self._layout, self._raw
-        newest: dict[tuple[int, bool], list[tuple[int, int]]] = {}
-        pending: dict[int, list[tuple[int, int]]] = {}
-        for offset in self._offsets:
-            pg_id = _u64(raw, offset + layout.pg_id)
-            ranked = (_u64(raw, offset), offset)
-            key = (pg_id, bool(raw[offset + layout.is_p2p]))
-            newest.setdefault(key, []).append(ranked)
-            if not raw[offset + layout.retired] and not raw[offset + layout.completed + 8]:
-                pending.setdefault(pg_id, []).append(ranked)
-        chosen = {ranked for ranks in newest.values() for ranked in sorted(ranks)[-NEWEST:]}
-        for ranks in pending.values():
-            chosen.update(sorted(ranks)[:MAX_PENDING])
-        return [offset for _, offset in sorted(chosen)]
+        layout, ids = self._layout, self._ids
+        groups = self._numbers(layout.pg_id)
+        kinds = list(zip(groups, self._flags(layout.is_p2p), strict=True))
+        in_order = sorted(range(len(ids)), key=ids.__getitem__)
+        chosen = set(_last_of_each(kinds, in_order))
+        retired, completed = self._flags(layout.retired), self._flags(layout.completed + 8)
+        pending: dict[int, list[int]] = {}
+        for index in in_order:
+            if not retired[index] and not completed[index]:
+                pending.setdefault(groups[index], []).append(index)
+        for indices in pending.values():
+            chosen.update(indices[:MAX_PENDING])
+        return [self._offset(index) for index in in_order if index in chosen]
 
     def parse(self, ring: str, offset: int) -> Record:
         layout, raw = self._layout, self._raw
@@ -197,6 +208,20 @@ class _Entries:
             return dtype_name(self._read(start, 1)[0]) if start < end else None
         except OSError:
             return None
+
+
+def _last_of_each(kinds: Sequence[Hashable], in_order: Sequence[int]) -> Iterator[int]:
+    """The newest :data:`NEWEST` places of each kind. Most rings have one, and are not searched to their beginning."""
+    missing = dict.fromkeys(kinds, NEWEST)
+    for index in reversed(in_order):
+        if not missing:
+            return
+        kind = kinds[index]
+        if kind in missing:
+            yield index
+            missing[kind] -= 1
+            if not missing[kind]:
+                del missing[kind]
 
 
 def _shapes(dimensions: tuple[int, ...], sizes: Iterator[int]) -> str | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from hangdoctor.collect.deadline import Trouble, call, each, patience
+from hangdoctor.collect import elf
+from hangdoctor.collect.deadline import Clock, Trouble, call, patience
 from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.flight import read_flight
 from hangdoctor.collect.locks import find_lock_waits
 from hangdoctor.collect.memory import ensure_readable
 from hangdoctor.collect.processes import is_denial
 from hangdoctor.collect.pyspy import is_python
+from hangdoctor.collect.readers import Readers
 from hangdoctor.collect.spin import MAX_THREADS, sample_spin
 from hangdoctor.model import FlightEntry, Gap, LockWait, Process, Snapshot, SpinSample, Thread
 
@@ -67,21 +69,44 @@ def _with_threads(process: Process, change: Callable[[Thread, int], Thread]) -> 
     return replace(process, threads=threads)
 
 
-def add_flight(processes: Sequence[Process], limit_s: float) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
-    """The processes with the newest and pending entries of torch's Flight Recorder, and why some have none."""
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    """A process whose Flight Recorder is read, and what is known of files already; or what is known since."""
+
+    pid: int
+    symtabs: elf.Symtabs
+    answer: tuple[FlightEntry, ...] | Gap | None = None
+
+
+def read_recorder(asked: _Recorder) -> _Recorder:
+    """In a reader."""
+    elf.learn_symtabs(asked.symtabs)
+    answer = read_flight(asked.pid)
+    return _Recorder(asked.pid, elf.known_symtabs(), answer)
+
+
+def add_flight(
+    readers: Readers, processes: Sequence[Process], limit_s: float
+) -> tuple[tuple[Process, ...], tuple[Gap, ...]]:
+    """The processes with the newest and pending entries of torch's Flight Recorder, and why some have none.
+
+    ``readers`` know :func:`read_recorder`.
+    """
     asked = [process.pid for process in processes if is_python(process) and _has_process_group(process)]
+    total = Clock(min(limit_s, ALL_FLIGHTS_S * patience()))
+    # Whoever is first searches torch's files, and the others are told: ranks load the same.
+    batches = (asked,) if elf.known_symtabs() else (asked[:1], asked[1:])
     found: dict[int, tuple[FlightEntry, ...]] = {}
     gaps = []
-    for pid, answer in each(
-        read_flight, asked, item_s=FLIGHT_S * patience(), total_s=min(limit_s, ALL_FLIGHTS_S * patience())
-    ):
-        if isinstance(answer, Trouble):
-            remedy = "start the server with TORCH_NCCL_DUMP_ON_TIMEOUT=1, and give its dump to `hangdoctor analyze`"
-            gaps.append(Gap("flight-recorder", f"pid {pid}", f"reading it {answer.reason}", remedy))
-        elif isinstance(answer, Gap):
-            gaps.append(answer)
-        elif answer:
-            found[pid] = answer
+    for pids in batches:
+        for pid, answer in _ask_flights(readers, pids, total.left()):
+            if isinstance(answer, Trouble):
+                remedy = "start the server with TORCH_NCCL_DUMP_ON_TIMEOUT=1, and give its dump to `hangdoctor analyze`"
+                gaps.append(Gap("flight-recorder", f"pid {pid}", f"reading it {answer.reason}", remedy))
+            elif isinstance(answer, Gap):
+                gaps.append(answer)
+            elif answer:
+                found[pid] = answer
     return (
         tuple(
             replace(process, flight=found[process.pid]) if process.pid in found else process
@@ -89,6 +114,25 @@ def add_flight(processes: Sequence[Process], limit_s: float) -> tuple[tuple[Proc
         ),
         tuple(gaps),
     )
+
+
+def _ask_flights(
+    readers: Readers, pids: Sequence[int], total_s: float
+) -> Iterator[tuple[int, tuple[FlightEntry, ...] | Gap | Trouble | None]]:
+    symtabs = elf.known_symtabs()
+    answers = readers.ask(
+        read_recorder,
+        [_Recorder(pid, symtabs) for pid in pids],
+        item_s=FLIGHT_S * patience(),
+        total_s=total_s,
+        belongs_to=lambda asked: asked.pid,
+    )
+    for asked, answer in answers:
+        if isinstance(answer, _Recorder):
+            elf.learn_symtabs(answer.symtabs)
+            yield asked.pid, answer.answer
+        else:
+            yield asked.pid, answer
 
 
 _GROUP_THREADS = ("pt_gloo", "gloo_", "pt_nccl", "pt_xccl", "pt_ucc")

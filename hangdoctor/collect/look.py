@@ -71,7 +71,12 @@ class Look:
         """
         known = {process.pid: process for process in previous.processes} if previous else {}
         read = step_reader(self._plan.is_env_allowed)
-        functions: tuple[Callable[[Any], Any], ...] = (read, *self._thread_steps.functions, *FUNCTIONS)
+        functions: tuple[Callable[[Any], Any], ...] = (
+            read,
+            *self._thread_steps.functions,
+            inside.read_recorder,
+            *FUNCTIONS,
+        )
         self._readers = Readers(functions, reader_count(), prepare=_remember)
         pids = [stat.pid for stat in stats]
         around = Surroundings(self._readers, pids, visible, use_gpu=self._plan.use_gpu)
@@ -129,8 +134,10 @@ class Look:
             self.gaps.extend(steps.gaps)
             self._paused_s = max(self._paused_s, steps.paused_s)
         if self._plan.use_flight:
-            self.processes, gaps = inside.add_flight(self.processes, self._clock.left())
+            left_s = self._clock.left()
+            self.processes, gaps = inside.add_flight(self._readers, self.processes, left_s)
             self.gaps.extend(gaps)
+        self._readers.dismiss()
 
     def add_native(self, program: PySpy) -> Snapshot:
         """Replaces the stacks by ones with native frames, where they could be had."""

@@ -94,7 +94,6 @@ class ThreadSteps:
             total_s = min(self._clock.left(), AGAIN_S * patience())
             for want, table in self._ask_tables(again, total_s, can_read_memory=False):
                 self._take_table(want.pid, table)
-            self._readers.dismiss()
             self._dump_the_rest()
         finally:
             for process in self._living:  # after an interruption: the readers are at work on them
