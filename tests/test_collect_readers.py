@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,9 +25,9 @@ def make() -> Iterator[Made]:
     made: list[Readers] = []
 
     def make(
-        *functions: Callable[..., object], width: int = 2, prepare: Callable[[], None] | None = None
+        *functions: Callable[..., object], width: int = 2, renew: Callable[[], None] = lambda: None
     ) -> Readers:
-        made.append(Readers(functions, width, prepare=prepare))
+        made.append(Readers(functions, width, renew=renew))
         return made[-1]
 
     yield make
@@ -147,15 +149,99 @@ def test_an_error_is_an_answer(make: Made) -> None:
     assert answers == {"/no/such/file": Trouble("No such file or directory"), os.devnull: True}
 
 
-def test_every_child_is_prepared_also_one_that_takes_over(make: Made, fifo: Path) -> None:
-    state = {"prepared": False}
-    readers = make(
-        open_it, lambda item: state["prepared"], width=1, prepare=lambda: state.update(prepared=True)
-    )
-    is_prepared = readers._functions[1]
+def test_every_child_begins_anew_also_one_that_takes_over(make: Made, fifo: Path) -> None:
+    renewals: list[int] = []
+    readers = make(open_it, lambda item: len(renewals), width=1, renew=lambda: renewals.append(1))
+    count = readers._functions[1]
     ask(readers, open_it, [str(fifo)], item_s=0.2)
-    assert dict(ask(readers, is_prepared, ["x"])) == {"x": True}
-    assert not state["prepared"]
+    assert dict(ask(readers, count, ["x"])) == {"x": 1}
+    assert dict(ask(readers, count, ["y"])) == {"y": 1}, "within a look it keeps what it knows"
+    assert not renewals
+
+
+def test_a_child_that_rested_forgets_what_it_kept_and_is_the_same(make: Made) -> None:
+    kept: list[object] = []
+
+    def keep(item: object) -> tuple[int, int]:
+        kept.append(item)
+        return len(kept), os.getpid()
+
+    readers = make(keep, width=1, renew=kept.clear)
+    (before,) = dict(ask(readers, keep, ["a"])).values()
+    readers.rest()
+    (after,) = dict(ask(readers, keep, ["b"])).values()
+    assert before == after
+    readers.rest()
+    readers.rest()
+    assert dict(ask(readers, keep, ["c"])) == {"c": before}
+
+
+def test_a_child_that_owes_an_answer_does_not_rest(make: Made, fifo: Path) -> None:
+    readers = make(open_it, who, width=1)
+    ask(readers, open_it, [str(fifo)])
+    (stuck,) = helper_pids()
+    readers.rest()
+    assert not helper_pids()
+    (now,) = dict(ask(readers, who, ["x"])).values()
+    assert now != stuck
+
+
+def test_a_child_that_was_killed_while_it_rested_costs_nothing(make: Made) -> None:
+    readers = make(who, width=1)
+    (before,) = dict(ask(readers, who, ["a"])).values()
+    readers.rest()
+    os.kill(before, signal.SIGKILL)
+    os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)
+    (after,) = dict(ask(readers, who, ["a"])).values()
+    assert isinstance(after, int) and after != before
+
+
+def test_a_child_holds_nothing_of_ours_open(make: Made) -> None:
+    """It may stay for hours, and a connection is only closed when the last who has it closes it."""
+    ours, theirs = socket.socketpair()
+    readers = make(list_descriptors, width=2)
+    with theirs:
+        with ours:
+            seen = [found for _, found in ask(readers, list_descriptors, ["a", "b"])]
+        theirs.settimeout(20)
+        assert theirs.recv(1) == b"", "the other side does not see that we closed it"
+    for links in seen:
+        assert sorted(link.split(":")[0] for link in links) == [*["/dev/null"] * 3, "pipe", "pipe"]
+
+
+def list_descriptors(item: object) -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
+
+
+def test_a_child_does_not_grow_however_often_it_rests(make: Made) -> None:
+    """Cycles are nobody's to free while no collection runs."""
+    readers = make(leave_cycles, resident_pages, width=1)
+
+    def look() -> int:
+        assert len(list(ask(readers, leave_cycles, ["a"]))) == 1
+        readers.rest()
+        (pages,) = dict(ask(readers, resident_pages, ["a"])).values()
+        return int(pages)
+
+    first = [look() for _ in range(5)][-1]
+    last = [look() for _ in range(40)][-1]
+    assert last - first < 256, f"{last - first} pages more"
+
+
+def leave_cycles(item: object) -> int:
+    """A megabyte that refers to itself."""
+    for _ in range(16):
+        cycle: list[object] = [bytearray(1 << 16)]
+        cycle.append(cycle)
+    return 0
+
+
+def resident_pages(item: object) -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
 
 
 def test_without_room_for_a_child_every_answer_says_so(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -40,9 +41,9 @@ def functions(process: Process) -> list[str]:
 
 
 def two_looks(target_pid: int) -> tuple[Process, Process]:
-    rolling = RollingCapture(tree_of(target_pid), ONE_LOOK, keep=2)
-    rolling.look(ONE_LOOK)
-    first, second = rolling.look(ONE_LOOK).snapshots
+    with closing(RollingCapture(tree_of(target_pid), ONE_LOOK, keep=2)) as rolling:
+        rolling.look(ONE_LOOK)
+        first, second = rolling.look(ONE_LOOK).snapshots
     return first.processes[0], second.processes[0]
 
 
@@ -56,8 +57,10 @@ def test_a_process_that_did_not_run_keeps_its_stacks(read: list[set[int]]) -> No
 
 
 def test_twin_a_process_that_ran_between_the_looks_is_read_again(read: list[set[int]]) -> None:
-    with stuck("c_steps.py") as target:
-        rolling = RollingCapture(tree_of(target.pid), ONE_LOOK, keep=2)
+    with (
+        stuck("c_steps.py") as target,
+        closing(RollingCapture(tree_of(target.pid), ONE_LOOK, keep=2)) as rolling,
+    ):
         rolling.look(ONE_LOOK)
         target.release(1)
         assert target.hear() == ("moved on",)

@@ -22,6 +22,7 @@ from hangdoctor.collect import (
     procfs,
     surroundings,
     take_capture,
+    thread_reader,
     thread_steps,
 )
 from hangdoctor.collect.deadline import helper_pids
@@ -102,7 +103,7 @@ def test_any_step_of_a_process_may_block(
     [
         (surroundings, "read_connections", "sockets"),
         (surroundings, "read_pipe_ends", "pipes"),
-        (thread_steps, "read_threads", "proc"),
+        (thread_reader, "read_threads", "proc"),
         (surroundings, "read_gpus", "gpu"),
         (filelocks, "read_file_locks", "locks"),
         (filelocks, "find_existence_locks", "locks"),
@@ -137,14 +138,14 @@ def test_a_rank_that_spins_in_sched_yield_does_not_hold_up_a_look() -> None:
 
 
 def test_one_process_that_blocks_does_not_cost_the_others_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_threads = thread_steps.read_threads
+    read_threads = thread_reader.read_threads
     monkeypatch.setattr(thread_steps, "THREADS_S", 0.3)
     with stuck("c_hold.py") as sick, stuck("c_hold.py") as well:
 
         def read(pid: int, *args: object, **kwargs: object) -> object:
             return time.sleep(3600) if pid == sick.pid else read_threads(pid, *args, **kwargs)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(thread_steps, "read_threads", read)
+        monkeypatch.setattr(thread_reader, "read_threads", read)
         (snapshot,) = take_capture(tree_of(sick.pid, well.pid), ONE_LOOK).snapshots
     by_pid = {process.pid: process for process in snapshot.processes}
     assert by_pid[well.pid].threads[0].syscall is not None
@@ -154,14 +155,14 @@ def test_one_process_that_blocks_does_not_cost_the_others_anything(monkeypatch: 
 
 
 def test_memory_that_does_not_answer_leaves_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = thread_steps.decode_syscall
+    decode = thread_reader.decode_syscall
 
     def stuck_in_memory(pid: int, line: str, *, can_read_memory: bool, **kwargs: object) -> object:
         if can_read_memory:
             time.sleep(3600)
         return decode(pid, line, can_read_memory=False)
 
-    monkeypatch.setattr(thread_steps, "decode_syscall", stuck_in_memory)
+    monkeypatch.setattr(thread_reader, "decode_syscall", stuck_in_memory)
     monkeypatch.setattr(thread_steps, "THREADS_S", 0.3)
     with stuck("c_hold.py") as target:
         (snapshot,) = timed(target.pid).snapshots

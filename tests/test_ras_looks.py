@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -93,8 +94,10 @@ def test_it_is_off_unless_asked_for_and_looks_leave_it_time() -> None:
     plain = LookChoice(None, None, False, False, ())
     assert not Plan().use_ras and not make_plan(plain, KNOWLEDGE).use_ras
     assert make_plan(replace(plain, ras=True), KNOWLEDGE).use_ras
-    with stuck("c_hold.py") as program:
-        rolling = RollingCapture(find_tree(Request(program.pid), KNOWLEDGE), Plan(), 3)
+    with (
+        stuck("c_hold.py") as program,
+        closing(RollingCapture(find_tree(Request(program.pid), KNOWLEDGE), Plan(), 3)) as rolling,
+    ):
         plan = Plan(use_ras=True, use_locks=False)
         first, second = rolling.look(plan).snapshots[-1], rolling.look(plan).snapshots[-1]
     asked = [any(gap.source == "ras" for gap in look.gaps) for look in (first, second)]

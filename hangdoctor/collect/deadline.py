@@ -22,7 +22,7 @@ import signal
 import struct
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -207,7 +207,13 @@ class Child(Generic[T]):
         return cls(0, -1, why)
 
     @classmethod
-    def fork(cls, function: Callable[[Item], T], items: Iterable[Item]) -> Child[T]:
+    def fork(
+        cls, function: Callable[[Item], T], items: Iterable[Item], keeps: Collection[int] | None = None
+    ) -> Child[T]:
+        """``keeps``: those of our descriptors that it needs; of the others it has none, by default all.
+
+        A child that stays for long must not hold the pipes and connections of others open.
+        """
         try:
             read_fd, write_fd = os.pipe()
         except OSError as error:
@@ -223,7 +229,7 @@ class Child(Generic[T]):
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
-                _serve(function, items, write_fd, parent)
+                _serve(function, items, write_fd, parent, keeps)
         except OSError as error:
             os.close(read_fd)
             return cls.refused(f"had no helper process ({error.strerror}: is a limit on processes reached?)")
@@ -232,6 +238,10 @@ class Child(Generic[T]):
             os.close(write_fd)
         _helpers.add(pid)
         return cls(pid, read_fd)
+
+    def is_alive(self) -> bool:
+        """Whether it can be asked; of one that owes no answer, for then nothing but its end is news."""
+        return self._fd >= 0 and not self.is_lost and not self._poll.poll(0)
 
     def answer(self, seconds: float) -> T | Trouble:
         if self._refusal is not None:
@@ -337,10 +347,18 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _serve(function: Callable[[Item], T], items: Iterable[Item], fd: int, parent: int) -> NoReturn:
+def _serve(
+    function: Callable[[Item], T],
+    items: Iterable[Item],
+    fd: int,
+    parent: int,
+    keeps: Collection[int] | None,
+) -> NoReturn:
     """The child: answer, then leave without running anything of the parent's clean-up."""
     try:
-        gc.disable()  # a collection writes to every object of ours, and so copies every page
+        # A collection writes to every object that is not frozen, and so copies every page of ours.
+        gc.disable()
+        gc.freeze()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
@@ -348,6 +366,8 @@ def _serve(function: Callable[[Item], T], items: Iterable[Item], fd: int, parent
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
+        if keeps is not None:
+            _close_all_but({0, 1, 2, fd, *keeps})
         os.nice(max(0, LOW_PRIORITY - os.getpriority(os.PRIO_PROCESS, 0)))
         for item in items:
             try:
@@ -357,6 +377,13 @@ def _serve(function: Callable[[Item], T], items: Iterable[Item], fd: int, parent
             _write(fd, _HEADER.pack(is_good, len(payload)) + payload)
     finally:
         os._exit(0)
+
+
+def _close_all_but(kept: Collection[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(int(name))
 
 
 class _Packer(pickle.Pickler):

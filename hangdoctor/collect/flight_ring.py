@@ -111,7 +111,7 @@ class _Entries:
         if max(self._flags(layout.is_p2p)) > 1 or max(self._flags(layout.retired)) > 1:
             return False
         created = self._numbers(layout.created)
-        if not (_EPOCH_2017_NS < min(created) and max(created) < time.time_ns() + 10**9):
+        if not (min(created) > _EPOCH_2017_NS and max(created) < time.time_ns() + 10**9):
             return False
         if max(self._numbers(layout.created + 8)) >= _MAX_TIMEOUT_MS:
             return False

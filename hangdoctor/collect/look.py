@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hangdoctor.collect import dumps, host, inside
+from hangdoctor.collect import dumps, host, inside, stack_sources
 from hangdoctor.collect.cpython.view import remember_views
 from hangdoctor.collect.deadline import Clock, reader_count
 from hangdoctor.collect.elf import remember_images
 from hangdoctor.collect.locks.shared import remember_holders
+from hangdoctor.collect.mappings import forget_packages
 from hangdoctor.collect.memory import remember_regions
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.processes import ask_processes, merge_gaps, step_reader
@@ -23,6 +24,7 @@ from hangdoctor.collect.ras_asking import ask_ras
 from hangdoctor.collect.readers import Readers
 from hangdoctor.collect.resting import Resting, has_good_stacks
 from hangdoctor.collect.surroundings import FUNCTIONS, Surroundings
+from hangdoctor.collect.thread_reader import ThreadReader
 from hangdoctor.collect.thread_steps import ThreadSteps
 from hangdoctor.model import (
     FileLock,
@@ -37,6 +39,37 @@ from hangdoctor.model import (
 )
 
 
+class LookReaders:
+    """The children that read for all looks of a capture, and what they can be asked. :meth:`end` them in every case."""
+
+    def __init__(self, is_env_allowed: Callable[[str], bool]) -> None:
+        """``is_env_allowed(name)``: which variables are kept."""
+        self.read_step = step_reader(is_env_allowed)
+        self.of_threads = ThreadReader()
+        functions: tuple[Callable[[Any], Any], ...] = (
+            self.read_step,
+            stack_sources.read_memory,
+            self.of_threads.read_table,
+            self.of_threads.find_locks,
+            inside.read_recorder,
+            *FUNCTIONS,
+        )
+        self.pool = Readers(functions, reader_count(), renew=self._renew)
+
+    def _renew(self) -> None:
+        """In a child, for each look. Ranks are alike, and every step begins with the same address space."""
+        remember_regions()
+        remember_images()
+        remember_views()
+        remember_holders()
+        forget_packages()
+        self.of_threads.renew()
+
+    def end(self) -> None:
+        """Idempotent."""
+        self.pool.end()
+
+
 class Look:
     """A look being taken. What it has so far can be had as a snapshot at any time, also after an interruption."""
 
@@ -45,13 +78,16 @@ class Look:
         plan: Plan,
         program: PySpy | None,
         spins: Mapping[int, SpinSample],
-        resting: Resting | None = None,
+        readers: LookReaders,
+        resting: Resting,
     ) -> None:
         self._plan = plan
-        self._resting = resting or Resting()
+        self._read_step = readers.read_step
+        self._readers = readers.pool
+        self._resting = resting
         self._at_rest: Mapping[int, Process] = {}
         """Processes that did not run since the last look, as they were seen then."""
-        self._thread_steps = ThreadSteps(plan, program, spins)
+        self._thread_steps = ThreadSteps(readers.of_threads, plan, program, spins)
         self._clock = Clock(plan.look_s)
         self._began = time.monotonic()
         self.taken_at = time.time()
@@ -63,26 +99,28 @@ class Look:
         self._load: HostLoad | None = None
         self._ras: tuple[RasAnswer, ...] = ()
         self._paused_s = 0.0
+        self._is_last = False
 
-    def take(self, stats: Sequence[Stat], visible: frozenset[int], previous: Snapshot | None) -> Snapshot:
+    def take(
+        self,
+        stats: Sequence[Stat],
+        visible: frozenset[int],
+        previous: Snapshot | None,
+        *,
+        is_last: bool = False,
+    ) -> Snapshot:
         """Runs all steps on the processes of ``stats``.
 
-        ``visible`` are all pids of this machine; ``previous`` saves looking up what does not change.
+        ``visible`` are all pids of this machine; ``previous`` saves looking up what does not change. ``is_last``: the
+        readers are not needed afterwards.
         """
+        self._is_last = is_last
         known = {process.pid: process for process in previous.processes} if previous else {}
-        read = step_reader(self._plan.is_env_allowed)
-        functions: tuple[Callable[[Any], Any], ...] = (
-            read,
-            *self._thread_steps.functions,
-            inside.read_recorder,
-            *FUNCTIONS,
-        )
-        self._readers = Readers(functions, reader_count(), prepare=_remember)
         pids = [stat.pid for stat in stats]
         around = Surroundings(self._readers, pids, visible, use_gpu=self._plan.use_gpu)
         try:
             self._load = host.read_load()
-            processes, gaps = ask_processes(self._readers, read, stats, known, self._clock.left())
+            processes, gaps = ask_processes(self._readers, self._read_step, stats, known, self._clock.left())
             self.gaps.extend(gaps)
             self.processes, gaps = around.add_connections(processes)
             self.gaps.extend(gaps)
@@ -92,7 +130,7 @@ class Look:
             self._take_surroundings(around)
         finally:
             around.end()
-            self._readers.end()
+            self._readers.rest()
         self._drop_the_gone()
         return self.snapshot()
 
@@ -137,7 +175,8 @@ class Look:
             left_s = self._clock.left()
             self.processes, gaps = inside.add_flight(self._readers, self.processes, left_s)
             self.gaps.extend(gaps)
-        self._readers.dismiss()
+        if self._is_last:
+            self._readers.dismiss()
 
     def add_native(self, program: PySpy) -> Snapshot:
         """Replaces the stacks by ones with native frames, where they could be had."""
@@ -167,14 +206,6 @@ class Look:
         )
         subjects = {f"pid {pid}" for pid in gone}
         self.gaps = [gap for gap in self.gaps if gap.subject not in subjects]
-
-
-def _remember() -> None:
-    """In a reader: ranks are alike, and every step begins with the same address space."""
-    remember_regions()
-    remember_images()
-    remember_views()
-    remember_holders()
 
 
 def _start_of(pid: int) -> int | None:

@@ -41,6 +41,7 @@ _PACKAGES = re.compile(
     re.IGNORECASE,
 )
 _listed: dict[tuple[str, str], Mapping[str, str]] = {}
+"""Packages by mount namespace and folder."""
 _RENAMED = {"nvidia_nccl": "nccl", "nvidia_cuda_runtime": "cuda", "flashinfer_python": "flashinfer"}
 
 
@@ -161,6 +162,11 @@ def _mount_namespace(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/ns/mnt")
     except OSError:
         return f"of pid {pid}"
+
+
+def forget_packages() -> None:
+    """What is installed is to be listed anew: a namespace's number, and its packages, may be another's by now."""
+    _listed.clear()
 
 
 def _list_packages(pid: int, namespace: str, folder: str) -> Mapping[str, str]:

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from hangdoctor import __version__
 from hangdoctor.collect import host
+from hangdoctor.collect.deadline import helper_pids
 from hangdoctor.collect.inside import sample_hot_threads
-from hangdoctor.collect.look import Look
+from hangdoctor.collect.look import Look, LookReaders
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.procfs import read_table
 from hangdoctor.collect.pyspy import PySpy, find_py_spy
@@ -55,11 +56,16 @@ def take_capture(
             run.go(on_snapshot or (lambda capture: None), is_enough or (lambda capture: False))
         except KeyboardInterrupt:
             raise Interrupted(run.capture()) from None
+        finally:
+            run.end()
         return run.capture()
 
 
 class RollingCapture:
-    """Looks taken one at a time, for as long as somebody likes, of which only the last ``keep`` are remembered."""
+    """Looks taken one at a time, for as long as somebody likes, of which only the last ``keep`` are remembered.
+
+    Between looks some helper processes wait; :meth:`close` it to let them go.
+    """
 
     def __init__(self, tree: Tree, plan: Plan, keep: int) -> None:
         self._run = _Run(tree, plan)
@@ -83,6 +89,10 @@ class RollingCapture:
         """What is remembered; before the first look is complete, as far as that has come."""
         return self._run.capture()
 
+    def close(self) -> None:
+        """No look is due any more. Idempotent."""
+        self._run.end()
+
 
 class _Run:
     """A capture being taken."""
@@ -97,15 +107,17 @@ class _Run:
         self._was_sampled = False
         self._asked_ras_at = float("-inf")
         self._resting = Resting()
+        self._readers = LookReaders(plan.is_env_allowed)
         program = find_py_spy()
         self._program = program if isinstance(program, PySpy) else None
         self._gaps = [program] if isinstance(program, Gap) else _age_gaps(program)
 
     def go(self, on_snapshot: Callable[[Capture], None], is_enough: Callable[[Capture], bool]) -> None:
         began = time.monotonic()
-        for index in range(max(1, self._plan.snapshots)):
+        count = max(1, self._plan.snapshots)
+        for index in range(count):
             self._wait_until(began + self._plan.offset_s(index))
-            self._take_look()
+            self._take_look(is_last=index == count - 1)
             on_snapshot(self.capture())
             if not self._snapshots[-1].processes or is_enough(self.capture()):
                 break
@@ -122,7 +134,11 @@ class _Run:
         self._take_look()
         del self._snapshots[:-keep]
 
-    def _take_look(self) -> None:
+    def end(self) -> None:
+        """Nothing of ours is left running."""
+        self._readers.end()
+
+    def _take_look(self, *, is_last: bool = False) -> None:
         table = read_table()
         self._tree = grow(self._tree, table)
         if not self._tree.members and not self._snapshots:
@@ -131,9 +147,10 @@ class _Run:
                 hint="Is it restarting? `hangdoctor attach --name PATTERN` finds the new one.",
             )
         previous = self._snapshots[-1] if self._snapshots else None
-        self._look = Look(self._plan_now(), self._program, self._spins, self._resting)
+        self._look = Look(self._plan_now(), self._program, self._spins, self._readers, self._resting)
         stats = [table[pid] for pid in self._tree.pids]
-        self._snapshots.append(self._look.take(stats, frozenset(table), previous))
+        visible = frozenset(table) - helper_pids()
+        self._snapshots.append(self._look.take(stats, visible, previous, is_last=is_last))
 
     def _plan_now(self) -> Plan:
         """NCCL's service is asked in looks some seconds apart, whatever their spacing is."""

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from hangdoctor.collect import inside, stack_sources, stacks
 from hangdoctor.collect.deadline import NOT_TRIED, Clock, Trouble, call, patience
 from hangdoctor.collect.denials import explain_denial
-from hangdoctor.collect.memory import Memory
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.procfs import list_tids
 from hangdoctor.collect.pyspy import PySpy
 from hangdoctor.collect.readers import Answers, Readers
 from hangdoctor.collect.resting import take_over
-from hangdoctor.collect.schedclock import SchedulerClock
-from hangdoctor.collect.syscalls import decode_syscall
-from hangdoctor.collect.threads import ThreadTable, read_threads
-from hangdoctor.model import Gap, LockWait, Method, Process, Socket, SpinSample
+from hangdoctor.collect.thread_reader import ThreadReader, Wanted
+from hangdoctor.collect.threads import ThreadTable
+from hangdoctor.model import Gap, LockWait, Method, Process, SpinSample
 
 THREADS_S = 1.0
 AGAIN_S = 4.0
@@ -28,25 +24,17 @@ ALL_S = 12.0
 """Of the first try at all processes, which are read in turn: the clocks of all three questions start with the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A process whose threads, or the locks they wait for, are asked for."""
-
-    pid: int
-    sockets: tuple[Socket, ...] = ()
-    is_namespaced: bool = False
-    can_read_memory: bool = False
-    peers: tuple[int, ...] = ()
-
-
 class ThreadSteps:
     """Those of one look. ``processes`` and ``gaps`` are what is known so far, also after an interruption."""
 
-    def __init__(self, plan: Plan, program: PySpy | None, spins: Mapping[int, SpinSample]) -> None:
+    def __init__(
+        self, reader: ThreadReader, plan: Plan, program: PySpy | None, spins: Mapping[int, SpinSample]
+    ) -> None:
+        """``reader`` is one whose functions the readers know that :meth:`ask` is given."""
+        self._reader = reader
         self._plan = plan
         self._program = program
         self._spins = spins
-        self._cpu_clocks = SchedulerClock()
         self._tables: dict[int, ThreadTable] = {}
         self._read_at: dict[int, float] = {}
         self._dumps: dict[int, stacks.Dump] = {}
@@ -57,11 +45,6 @@ class ThreadSteps:
         self.processes: tuple[Process, ...] = ()
         self.gaps: list[Gap] = []
         self.paused_s = 0.0
-
-    @property
-    def functions(self) -> tuple[Callable[[Any], Any], ...]:
-        """What readers are to know for :meth:`ask`."""
-        return stack_sources.read_memory, self._read_table, self._find_locks
 
     def ask(
         self, readers: Readers, processes: Sequence[Process], at_rest: Mapping[int, Process], clock: Clock
@@ -125,40 +108,19 @@ class ThreadSteps:
 
     def _ask_tables(
         self, processes: Sequence[Process], total_s: float, *, can_read_memory: bool
-    ) -> Answers[_Wanted, ThreadTable]:
+    ) -> Answers[Wanted, ThreadTable]:
         wanted = [
-            _Wanted(process.pid, process.sockets, process.ns_pid is not None, can_read_memory)
+            Wanted(process.pid, process.sockets, process.ns_pid is not None, can_read_memory)
             for process in processes
         ]
         return self._readers.ask(
-            self._read_table,
+            self._reader.read_table,
             wanted,
             item_s=THREADS_S * patience(),
             total_s=total_s,
             belongs_to=lambda want: want.pid,
             is_pointless=_is_of_same_process,
         )
-
-    def _read_table(self, want: _Wanted) -> ThreadTable:
-        """In a reader, which keeps the table for :meth:`_find_locks`."""
-        # At most a few pages a thread are read, so no budget: those of 10,000 threads are to have their words too.
-        pages = Memory(want.pid, sys.maxsize) if want.can_read_memory else None
-        table = read_threads(
-            want.pid,
-            lambda line, wchan: decode_syscall(
-                want.pid,
-                line,
-                can_read_memory=want.can_read_memory,
-                wchan=wchan,
-                sockets=want.sockets,
-                pages=pages,
-            ),
-            is_namespaced=want.is_namespaced,
-            clock=self._cpu_clocks,
-            pages=pages,
-        )
-        self._tables[want.pid] = table
-        return table
 
     def _take_table(self, pid: int, table: ThreadTable | Trouble) -> None:
         if isinstance(table, ThreadTable):
@@ -176,21 +138,16 @@ class ThreadSteps:
 
     def _ask_locks(
         self, processes: Sequence[Process], total_s: float
-    ) -> Answers[_Wanted, dict[int, LockWait]]:
+    ) -> Answers[Wanted, dict[int, LockWait]]:
         pids = tuple(process.pid for process in self.processes)
         return self._readers.ask(
-            self._find_locks,
-            [_Wanted(process.pid, peers=pids) for process in processes],
+            self._reader.find_locks,
+            [Wanted(process.pid, peers=pids) for process in processes],
             item_s=inside.LOCKS_S * patience(),
             total_s=total_s,
             belongs_to=lambda want: want.pid,
             is_pointless=_is_of_same_process,
         )
-
-    def _find_locks(self, want: _Wanted) -> dict[int, LockWait]:
-        """In a reader; one that took over from another has no table of its own."""
-        table = self._tables.get(want.pid) or self._read_table(want)
-        return inside.find_locks(want.pid, table.threads, want.peers)
 
     def _take_locks(self, pid: int, answer: dict[int, LockWait] | Trouble) -> None:
         if not isinstance(answer, Trouble):
@@ -235,9 +192,9 @@ class ThreadSteps:
         return merged, tuple(self.gaps)
 
 
-def _is_of_same_process(stuck: object, later: _Wanted) -> bool:
+def _is_of_same_process(stuck: object, later: Wanted) -> bool:
     """What held up the one would hold up the other: they need the same lock of its address space."""
-    return isinstance(stuck, (_Wanted, stack_sources.Asked)) and stuck.pid == later.pid
+    return isinstance(stuck, (Wanted, stack_sources.Asked)) and stuck.pid == later.pid
 
 
 def _has_threads(process: Process) -> bool:

@@ -120,6 +120,8 @@ class Watch:
         except KeyboardInterrupt:
             self._keep_unfinished()
             raise
+        finally:
+            self._rolling.close()
 
     def _rest(self, looked: float, began: float) -> bool:
         """Sleep until the next look, at least as long as the last one took. False when time is up."""
