@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from hangdoctor.collect import denials, filelocks, logs, processes, procfs, schedclock
+from hangdoctor.collect.deadline import call
 from hangdoctor.collect.files import read_files
 from hangdoctor.collect.memory import Memory
 from hangdoctor.collect.processes import Step, Wanted, read_processes, read_step
-from hangdoctor.collect.schedclock import SchedulerClock
+from hangdoctor.collect.schedclock import ClockBoard, SchedulerClock
 from hangdoctor.collect.syscalls import decode_syscall
 from hangdoctor.collect.threads import read_threads
 from hangdoctor.model import FileLock, Gap, Process, Syscall, Thread
@@ -319,7 +321,7 @@ def test_gap_of_a_refusal_is_one_a_process_with_the_command_that_helps(
             own = denials._Credentials(uid, 0, 0)
             monkeypatch.setattr(denials, "_read_credentials", lambda path, own=own: own)
             process, (gap,) = read(program.pid)
-            assert process.comm == "python"
+            assert process.comm == Path(sys.executable).name
             assert gap.remedy is not None and words in gap.remedy
             assert ("sudo" in gap.remedy) is (uid != 0)
 
@@ -327,7 +329,8 @@ def test_gap_of_a_refusal_is_one_a_process_with_the_command_that_helps(
 def clock_after(
     seconds: float, idle_ticks: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> SchedulerClock:
-    """A clock that was made ``seconds`` ago, on CPUs that were idle for so many ticks since."""
+    """A clock that was made ``seconds`` ago, on CPUs that were idle for so many ticks since; we are on none of them."""
+    monkeypatch.setattr(schedclock, "_current_cpu", lambda: 4095)
     readings = [dict.fromkeys(idle_ticks, 0), idle_ticks]
     monkeypatch.setattr(schedclock, "_idle_ticks", lambda: readings.pop(0))
     monkeypatch.setattr(schedclock.time, "monotonic", lambda: 2000.0 - seconds)
@@ -359,6 +362,7 @@ def test_a_cpu_that_may_have_no_time_is_not_visited(
 
 def test_idle_time_counts_from_just_before_this_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look itself keeps the CPUs busy, which must not keep it from reading their clocks."""
+    monkeypatch.setattr(schedclock, "_current_cpu", lambda: 4095)
     monkeypatch.setattr(schedclock, "_read_clock_of", lambda cpu: 5_000.0)
     monkeypatch.setattr(schedclock, "_idle_ticks", lambda: {0: 109})
     monkeypatch.setattr(schedclock.time, "monotonic", lambda: 2000.0)
@@ -368,6 +372,66 @@ def test_idle_time_counts_from_just_before_this_look(monkeypatch: pytest.MonkeyP
         clock = SchedulerClock()
         answer = clock.seconds_since(b"se.exec_start : 1985000.000000\n", cpu=0)
         assert answer == (10.0 if is_visited else None)
+
+
+def test_the_clock_of_the_cpu_that_we_are_on_is_read_without_a_visit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedclock, "_read_clock_of", lambda cpu: pytest.fail("went there"))
+    here = max(os.sched_getaffinity(0))
+    own = pin_to(here)
+    clock = SchedulerClock()
+    ran = clock.seconds_since(own, cpu=here)
+    assert ran is not None and 0 <= ran < 20
+
+
+def pin_to(cpu: int) -> bytes:
+    """Until the fixture of this module lets go again. Returns our own ``sched`` there."""
+    os.sched_setaffinity(0, {cpu})
+    return Path("/proc/thread-self/sched").read_bytes()
+
+
+@pytest.fixture(autouse=True)
+def _unpinned() -> Iterator[None]:
+    allowed = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, allowed)
+
+
+def test_what_one_of_us_has_read_serves_the_others_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two readers on two CPUs had to go to each other's, and each waited until the other had left its own."""
+    if len(cpus := sorted(os.sched_getaffinity(0))) < 2:
+        pytest.skip("one CPU")
+    board = ClockBoard()
+
+    def read_there() -> bool:
+        pin_to(cpus[1])
+        return SchedulerClock(board) is not None
+
+    assert call(read_there, 20) is True
+    monkeypatch.setattr(schedclock, "_read_clock_of", lambda cpu: pytest.fail("went there"))
+    pin_to(cpus[0])
+    ahead_ms = board.read(cpus[1])
+    assert ahead_ms is not None
+    clock, now = SchedulerClock(board), time.monotonic()
+    sched = b"se.exec_start : %.6f\n" % (1000 * (now - 7) - ahead_ms)
+    assert clock.seconds_since(sched, cpu=cpus[1], at=now) == pytest.approx(7.0, abs=1e-6)
+
+
+def test_twin_what_was_read_long_ago_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hypervisor that steals time, and interrupts, put the clocks further apart all the time."""
+    board = ClockBoard()
+    board.post(0, 5_000.0)
+    assert board.read(0) == 5_000.0
+    now = time.monotonic()
+    for later in (now + 1.0, now - 1.0):
+        monkeypatch.setattr(schedclock.time, "monotonic", lambda later=later: later)
+        assert board.read(0) is None
+
+
+def test_a_cpu_that_the_board_has_no_place_for_is_nobodys() -> None:
+    board = ClockBoard()
+    for cpu in (-1, 10**6):
+        board.post(cpu, 1.0)
+        assert board.read(cpu) is None
 
 
 def test_affinity_is_restored() -> None:

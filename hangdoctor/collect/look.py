@@ -124,6 +124,7 @@ class Look:
             self.gaps.extend(gaps)
             self.processes, gaps = around.add_connections(processes)
             self.gaps.extend(gaps)
+            around.ask_outputs(self.processes)
             self._at_rest = self._find_resting(known)
             self._read_threads(around)
             self._ask_ras(previous)

@@ -40,6 +40,7 @@ _PACKAGES = re.compile(
     r"|nvidia_cuda_runtime(?:_cu\d+)?|tensorrt_llm|lmdeploy|ray|deepspeed|accelerate)-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info$",
     re.IGNORECASE,
 )
+_MOST_SITES = 3
 _listed: dict[tuple[str, str], Mapping[str, str]] = {}
 """Packages by mount namespace and folder."""
 _RENAMED = {"nvidia_nccl": "nccl", "nvidia_cuda_runtime": "cuda", "flashinfer_python": "flashinfer"}
@@ -127,7 +128,7 @@ def find_versions(pid: int, paths: Iterable[str], exe: str | None) -> dict[str, 
         if told.site is not None:
             sites[told.site] += 1
     namespace = _mount_namespace(pid)
-    for folder, _ in sites.most_common(3):
+    for folder in sorted(sites, key=sites.__getitem__, reverse=True)[:_MOST_SITES]:
         for name, version in _list_packages(pid, namespace, folder).items():
             versions.setdefault(name, version)
     return versions

@@ -2,18 +2,22 @@
 
 ``se.exec_start`` in ``/proc/PID/task/TID/sched`` is in the clock of the CPU it last ran on, and these clocks differ:
 each leaves out the time that its CPU spent on interrupts and that a hypervisor stole (``rq_clock_task``). Here two
-CPUs were 122 ms apart after an hour; weeks of network interrupts make hours. So the clock is read on that very CPU,
-by going there for a moment (0.1-0.3 ms).
+CPUs were 122 ms apart after an hour; weeks of network interrupts make hours. So the clock is read on that very CPU:
+by one of our processes that happens to be there, and tells the others (:class:`ClockBoard`); else by going there for a
+moment. That costs 0.2 ms where nobody is, and 3 ms where another of us reads, who waits as long.
 
-Only where that CPU has time for us, judged by how idle it has been just before this look. A rank that spins in
+We go only where that CPU has time for us, judged by how idle it has been just before this look. A rank that spins in
 ``sched_yield`` for its peer kept a visitor of low priority waiting for a minute while the CPU beside it was idle
 (Linux 6.18, measured), and whoever is pinned cannot leave.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import re
+import struct
 import time
 
 from hangdoctor.collect.procfs import read_bytes
@@ -33,22 +37,58 @@ _RECENT_S = 2.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+_libc = ctypes.CDLL(None)
+
+
+class ClockBoard:
+    """The clocks of CPUs as any of us has read them last, in memory that is shared with whoever is forked from here."""
+
+    _ENTRY = struct.Struct("<dd")
+    """Monotonic time minus the CPU's own in milliseconds, and the monotonic time of the reading in seconds.
+
+    Who reads while another writes sees at worst a difference under the other reading's time, half a second off.
+    """
+    _VALID_S = 0.5
+    """A hypervisor that steals a tenth of the time puts them apart by 50 ms until then."""
+
+    def __init__(self) -> None:
+        self._count = os.sysconf("SC_NPROCESSORS_CONF")
+        self._memory = mmap.mmap(-1, max(1, self._count) * self._ENTRY.size)
+
+    def post(self, cpu: int, ahead_ms: float) -> None:
+        """Everybody may use it for a moment."""
+        if 0 <= cpu < self._count:
+            self._ENTRY.pack_into(self._memory, cpu * self._ENTRY.size, ahead_ms, time.monotonic())
+
+    def read(self, cpu: int) -> float | None:
+        """``None`` if nobody has read it just now."""
+        if not 0 <= cpu < self._count:
+            return None
+        ahead_ms, read_at = self._ENTRY.unpack_from(self._memory, cpu * self._ENTRY.size)
+        return float(ahead_ms) if 0 <= time.monotonic() - read_at <= self._VALID_S else None
+
+
 class SchedulerClock:
-    """Remembers each CPU's clock once it has been read. ``seconds_since`` costs one visit a CPU.
+    """Remembers each CPU's clock once it has been read.
 
     Which CPUs may be visited is judged by how idle they were since this was made; or, as this look keeps them busy
     itself, since the last one was made (at first: since this module was imported), if that was a moment ago.
     """
 
-    def __init__(self) -> None:
-        self._ahead_ms: dict[int, float | None] = {}
+    def __init__(self, board: ClockBoard | None = None) -> None:
+        """``board``: what others have read, and are told."""
+        self._board = board or ClockBoard()
+        self._ahead_ms: dict[int, float] = {}
         """Monotonic time minus the CPU's own."""
+        self._tried: set[int] = set()
+        """CPUs that were visited, or could not be."""
         self._spent_s = 0.0
         now, idle = time.monotonic(), _idle_ticks()
         is_usable = _SHORTEST_S <= now - _last.at <= _RECENT_S
         self._made_at, self._idle_before = (_last.at, _last.idle) if is_usable else (now, idle)
         _last.at, _last.idle = now, idle
         self._welcoming: frozenset[int] | None = None
+        self._read_here()
 
     def seconds_since(self, sched: bytes | None, cpu: int, *, at: float | None = None) -> float | None:
         """Seconds since a thread that last ran on ``cpu`` was there, from its ``sched`` file; ``None`` if unknown.
@@ -58,18 +98,41 @@ class SchedulerClock:
         found = _EXEC_START.search(sched) if sched else None
         if found is None:
             return None
-        ahead_ms = self._visit(cpu)
+        ahead_ms = self._find(cpu)
         if ahead_ms is None:
             return None
         return max(0.0, (time.monotonic() if at is None else at) - (float(found[1]) + ahead_ms) / 1000)
 
-    def _visit(self, cpu: int) -> float | None:
+    def _find(self, cpu: int) -> float | None:
         if cpu not in self._ahead_ms:
-            began = time.monotonic()
-            may_go = self._spent_s < _BUDGET_S and cpu in self._idle_cpus()
-            self._ahead_ms[cpu] = _read_clock_of(cpu) if may_go else None
-            self._spent_s += time.monotonic() - began
+            ahead_ms = self._board.read(cpu)
+            if ahead_ms is None and cpu not in self._tried and self._read_here() != cpu:
+                self._visit(cpu)
+            if ahead_ms is None:
+                ahead_ms = self._board.read(cpu)
+            if ahead_ms is None:
+                return None
+            self._ahead_ms[cpu] = ahead_ms
         return self._ahead_ms[cpu]
+
+    def _read_here(self) -> int | None:
+        """Posts the clock of the CPU that we are on, and returns which that is."""
+        cpu = _current_cpu()
+        ahead_ms = _read_own_clock()
+        if ahead_ms is None or cpu is None or cpu != _current_cpu():
+            return None
+        self._board.post(cpu, ahead_ms)
+        return cpu
+
+    def _visit(self, cpu: int) -> None:
+        self._tried.add(cpu)
+        if self._spent_s >= _BUDGET_S or cpu not in self._idle_cpus():
+            return
+        began = time.monotonic()
+        ahead_ms = _read_clock_of(cpu)
+        if ahead_ms is not None:
+            self._board.post(cpu, ahead_ms)
+        self._spent_s += time.monotonic() - began
 
     def _idle_cpus(self) -> frozenset[int]:
         if self._welcoming is None:
@@ -100,14 +163,27 @@ def _read_clock_of(cpu: int) -> float | None:
     except OSError:
         return None
     try:
-        os.sched_yield()  # makes our own exec_start now
-        with open("/proc/thread-self/sched", "rb") as file:
-            found = _EXEC_START.search(file.read(4096))
-        return time.monotonic() * 1000 - float(found[1]) if found else None
-    except OSError:
-        return None
+        return _read_own_clock()
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def _read_own_clock() -> float | None:
+    """Monotonic time minus that of the CPU that we are on, in milliseconds."""
+    try:
+        time.thread_time()  # makes our own exec_start now: task_sched_runtime calls update_curr (kernel/sched/core.c)
+        with open("/proc/thread-self/sched", "rb") as file:
+            found = _EXEC_START.search(file.read(4096))
+    except OSError:
+        return None
+    return time.monotonic() * 1000 - float(found[1]) if found else None
+
+
+def _current_cpu() -> int | None:
+    try:
+        return int(_libc.sched_getcpu())
+    except AttributeError:  # a C library without it
+        return None
 
 
 class _Last:

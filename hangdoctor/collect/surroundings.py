@@ -89,6 +89,9 @@ class Surroundings:
         self._locks: tuple[Answers[tuple[Process, ...], tuple[FileLock, ...]], ...] = ()
         self._tails: Answers[logs.LogSource, LogTail] | None = None
         self._no_log: Gap | None = None
+        self._outputs: Mapping[int, tuple[int, ...]] = {}
+        """Who reads what which processes print."""
+        self._opened: Answers[int, tuple[OpenFile, ...]] = Answers(())
 
     def end(self) -> None:
         """Kills what still runs and does not belong to the readers."""
@@ -136,6 +139,18 @@ class Surroundings:
             return (), (Gap("gpu", "this machine", reason, "nvidia-smi; dmesg | grep -i xid"),)
         return answer
 
+    def ask_outputs(self, processes: Sequence[Process]) -> None:
+        """What has those who read the output of ``processes`` open: a ``tee`` writes it to a log.
+
+        The answer is waited for in :meth:`ask_locks_and_logs`; to be asked before anything that takes long.
+        """
+        self._outputs = logs.piped_outputs(processes)
+        members = {process.pid for process in processes}
+        outside = [pid for pid in self._outputs if pid not in members][: logs.MAX_LOGS]
+        self._opened = self._readers.ask(
+            _open_files, outside, item_s=LOGS_S, total_s=LOGS_S, belongs_to=lambda pid: pid
+        )
+
     def ask_locks_and_logs(self, processes: tuple[Process, ...], given_logs: Sequence[str]) -> None:
         """File locks and logs are found through the files that ``processes`` have open; threads are not needed."""
         self._locks = tuple(
@@ -150,14 +165,8 @@ class Surroundings:
 
     def _find_logs(self, processes: Sequence[Process], given: Sequence[str]) -> list[logs.LogSource]:
         """Those that the processes write, directly or through ``tee``, and those ``given``."""
-        readers = logs.piped_outputs(processes)
-        members = {process.pid for process in processes}
-        outside = [pid for pid in readers if pid not in members][: logs.MAX_LOGS]
-        opened = self._readers.ask(
-            _open_files, outside, item_s=LOGS_S, total_s=LOGS_S, belongs_to=lambda pid: pid
-        )
-        files = {pid: found for pid, found in opened if not isinstance(found, Trouble)}
-        return [*logs.find_logs(processes, given), *logs.find_tee_logs(readers, files)]
+        files = {pid: found for pid, found in self._opened if not isinstance(found, Trouble)}
+        return [*logs.find_logs(processes, given), *logs.find_tee_logs(self._outputs, files)]
 
     def take_locks(self) -> tuple[tuple[FileLock, ...], Gaps]:
         """File locks that the processes hold or wait for, and lock files of theirs."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hangdoctor.collect import inside
 from hangdoctor.collect.memory import Memory
-from hangdoctor.collect.schedclock import SchedulerClock
+from hangdoctor.collect.schedclock import ClockBoard, SchedulerClock
 from hangdoctor.collect.syscalls import decode_syscall
 from hangdoctor.collect.threads import ThreadTable, read_threads
 from hangdoctor.model import LockWait, Socket
@@ -25,19 +25,20 @@ class Wanted:
 
 
 class ThreadReader:
-    """Every child has its own, and keeps a table until the locks are asked for.
+    """Every child has its own, and keeps a table until the locks are asked for. They share the clocks of CPUs.
 
     :meth:`renew` it before every look.
     """
 
     def __init__(self) -> None:
         self._tables: dict[int, ThreadTable] = {}
+        self._board = ClockBoard()
         self._clock: SchedulerClock | None = None
 
     def renew(self) -> None:
         """Another look begins."""
         self._tables.clear()
-        self._clock = SchedulerClock()
+        self._clock = SchedulerClock(self._board)
 
     def read_table(self, want: Wanted) -> ThreadTable:
         """The threads of a process. Raises ``OSError``."""
