@@ -233,10 +233,10 @@ def test_words_of_futexes_are_read_at_once(tmp_path: Path) -> None:
             return calls if all(call and call.name == "futex" for call in calls) else []
 
         calls = eventually(look)
-    for call in calls:
-        assert call is not None and call.detail is not None and "word 0x7" in call.detail
-        assert (call.timeout_s is not None) is call.is_timed
-        wanted = {call.args[0], call.args[3]} - {0}
+    for found in calls:
+        assert found is not None and found.detail is not None and "word 0x7" in found.detail
+        assert (found.timeout_s is not None) is found.is_timed
+        wanted = {found.args[0], found.args[3]} - {0}
         assert {address & -4096 for address in wanted} <= read_before[0]
 
 
