@@ -4,8 +4,7 @@ A large job is millions of small objects, so reading is this. Three things make 
 structuring with cattrs (which still says what is wrong with a record that these functions refuse):
 
 - types are compared where the value stands, not in a call for each value;
-- a frozen dataclass sets its fields by ``object.__setattr__``, which costs a Thread 3.0 µs. Here a blank of the same
-  slots that is not frozen is filled and becomes the object then: 0.4 µs;
+- a blank that is not frozen is filled and becomes the object then (:mod:`hangdoctor.model.records`);
 - texts and addresses that come in lists (kernel stacks, arguments of system calls) are checked and kept once, and so
   is each word: json makes a new object of every "S" and "futex". That is 40 % of the memory, and what comes after
   compares identities.
@@ -23,6 +22,7 @@ from types import UnionType
 from typing import Any, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from hangdoctor.model import Frame, LockWait, Method, Stack, Syscall
+from hangdoctor.model.records import blank_of
 
 ADDRESSES = {LockWait: "address", Syscall: "args"}
 """64-bit values are hexadecimal strings: JavaScript and jq would round them (docs/bundle.md)."""
@@ -93,11 +93,9 @@ class _Writer:
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
-        names = tuple(each.name for each in fields(kind))
-        blank = type("Blank", (), {"__slots__": names})
         self._globals: dict[str, Any] = {
             "kind": kind,
-            "blank": blank,
+            "blank": blank_of(kind),
             "new": object.__new__,
             "wrong": _wrong,
             "number": read_number,

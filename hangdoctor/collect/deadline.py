@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
-from hangdoctor.model.records import values_of
+from hangdoctor.model.records import make, values_of
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -387,10 +387,11 @@ def _close_all_but(kept: Collection[int]) -> None:
 
 
 class _Packer(pickle.Pickler):
-    """Dataclasses as calls of their constructor: their own way through ``fields()`` takes three times as long."""
+    """Dataclasses as their values: their own way through ``fields()`` takes three times as long."""
 
     def reducer_override(self, value: Any) -> Any:
-        return (type(value), values_of(value)) if _is_record(type(value)) else NotImplemented
+        kind = type(value)
+        return (make, (kind, values_of(value))) if _is_record(kind) else NotImplemented
 
 
 _records: dict[type, bool] = {}

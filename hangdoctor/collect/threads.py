@@ -23,6 +23,7 @@ from hangdoctor.collect.procfs import list_tids, parse_status, parse_thread_stat
 from hangdoctor.collect.schedclock import SchedulerClock
 from hangdoctor.collect.syscalls import list_futexes
 from hangdoctor.model import Syscall, Thread
+from hangdoctor.model.records import changed
 
 Decode = Callable[[str, "str | None"], "Syscall | None"]
 """Decodes ``/proc/PID/task/TID/syscall``, less its last two words, with the thread's wchan; once for all equals."""
@@ -31,6 +32,9 @@ Decode = Callable[[str, "str | None"], "Syscall | None"]
 _SCHED_SWITCHES = re.compile(rb"nr_voluntary_switches\s*:\s*(\d+)\nnr_involuntary_switches\s*:\s*(\d+)")
 _STATUS_SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\t(\d+)\nnonvoluntary_ctxt_switches:\t(\d+)", re.M)
 _KERNEL_FRAME = re.compile(rb"^\[<[^>]*>\] ([^+\n]+)", re.M)
+
+
+_UNKNOWN = Thread(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,8 @@ class _Parser:
         wchan = _parse_wchan(files.wchan, stat.state)
         run_ns, runnable_ns = _parse_schedstat(files.schedstat)
         voluntary, involuntary = _parse_switches(files)
-        return Thread(
+        return changed(
+            _UNKNOWN,
             tid=files.tid,
             comm=stat.comm,
             state=stat.state,
