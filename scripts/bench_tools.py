@@ -13,9 +13,14 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hangdoctor.collect import Tree
+    from hangdoctor.model import Snapshot
 
 HERE = Path(__file__).parent
 _SEEN = struct.Struct("<QQQ")
@@ -43,6 +48,8 @@ class Running:
     pids: tuple[int, ...]
     seen: tuple[mmap.mmap, ...]
     has_ticker: bool
+    python_threads: int
+    """Of all of them: who has a stack."""
 
     def reset(self) -> None:
         for memory in self.seen:
@@ -94,7 +101,10 @@ def running(fleet: Fleet, python: str, library: Path | None, folder: Path) -> It
             for number in range(fleet.processes):
                 with (folder / str(number)).open("r+b") as file:
                     maps.append(mmap.mmap(file.fileno(), _SEEN.size))
-            yield Running(launcher.pid, tuple(map(int, children.split())), tuple(maps), library is not None)
+            # The ticker and its helper are no threads of Python.
+            python_threads = fleet.processes * (fleet.threads - 2 * (library is not None))
+            pids = tuple(map(int, children.split()))
+            yield Running(launcher.pid, pids, tuple(maps), library is not None, python_threads)
         finally:
             os.killpg(launcher.pid, 9)
 
@@ -200,22 +210,74 @@ def snapshot() -> Tool:
     """One full look of the collector, in this process: stacks, everything in /proc, parsed."""
 
     def run(fleet: Running, folder: Path) -> Cost:
-        from hangdoctor.collect import Member, Plan, Tree, procfs, take_capture
+        from hangdoctor.collect import Plan, take_capture
 
-        members = tuple(Member(pid, start_of(procfs.read_stat(pid))) for pid in fleet.pids)
-        tree = Tree(fleet.pids[0], "bench", members, None, fleet.pids[0])
         began, cpu = time.perf_counter(), _cpu_s()
-        capture = take_capture(tree, Plan(snapshots=1))
+        capture = take_capture(_tree_of(fleet), Plan(snapshots=1))
         wall_s, cpu_s = time.perf_counter() - began, _cpu_s() - cpu
-        threads = [thread for process in capture.snapshots[0].processes for thread in process.threads]
-        missing = sum(thread.stack is None for thread in threads)
-        native = 2 * len(fleet.pids) if fleet.has_ticker else 0
-        return Cost(wall_s, cpu_s, failure=f"{missing - native} stacks missing" if missing > native else None)
-
-    def start_of(stat: object) -> int:
-        return int(getattr(stat, "start_ticks"))  # noqa: B009 - None (the target has died) is an error here
+        return Cost(wall_s, cpu_s, failure=_missing(capture.snapshots[0], fleet))
 
     return Tool("hangdoctor snapshot", run)
+
+
+def next_snapshot() -> Tool:
+    """The same again, when the readers are there: the second look of an attach, and every look of a watch."""
+
+    def run(fleet: Running, folder: Path) -> Cost:
+        from hangdoctor.collect import Plan, RollingCapture
+
+        with closing(RollingCapture(_tree_of(fleet), Plan(snapshots=1), keep=2)) as rolling:
+            rolling.look(Plan(snapshots=1))
+            began, cpu = time.perf_counter(), _cpu_s() + _helpers_cpu_s()
+            capture = rolling.look(Plan(snapshots=1))
+            wall_s, cpu_s = time.perf_counter() - began, _cpu_s() + _helpers_cpu_s() - cpu
+        return Cost(wall_s, cpu_s, failure=_missing(capture.snapshots[-1], fleet))
+
+    return Tool("hangdoctor, the next snapshot", run)
+
+
+def stacks(name: str, read: Callable[[int], object]) -> Tool:
+    """What stack dumpers give and no more: ``read(pid)`` for all processes, in readers started for it."""
+
+    def run(fleet: Running, folder: Path) -> Cost:
+        from hangdoctor.collect.deadline import reader_count
+        from hangdoctor.collect.readers import Readers
+
+        began, cpu = time.perf_counter(), _cpu_s()
+        readers = Readers((read,), reader_count())
+        try:
+            asked = readers.ask(read, fleet.pids, item_s=30.0, total_s=60.0, belongs_to=lambda pid: pid)
+            dumps = [dump for _, dump in asked]
+        finally:
+            readers.end()
+        wall_s, cpu_s = time.perf_counter() - began, _cpu_s() - cpu
+        found = sum(len(getattr(dump, "threads", ())) for dump in dumps)
+        wanted = fleet.python_threads
+        return Cost(wall_s, cpu_s, failure=f"{wanted - found} stacks missing" if found < wanted else None)
+
+    return Tool(name, run)
+
+
+def _tree_of(fleet: Running) -> Tree:
+    from hangdoctor.collect import Member, Tree, procfs
+
+    stats = [procfs.read_stat(pid) for pid in fleet.pids]
+    if None in stats:
+        raise SystemExit("a target has died")
+    members = tuple(Member(stat.pid, stat.start_ticks) for stat in stats if stat is not None)
+    return Tree(fleet.pids[0], "bench", members, None, fleet.pids[0])
+
+
+def _missing(look: Snapshot, fleet: Running) -> str | None:
+    found = sum(thread.stack is not None for process in look.processes for thread in process.threads)
+    return f"{fleet.python_threads - found} stacks missing" if found < fleet.python_threads else None
+
+
+def _helpers_cpu_s() -> float:
+    from hangdoctor.collect.deadline import helper_pids
+
+    # The CPU clock of a process, to the nanosecond; what has ended is counted with our children.
+    return sum(time.clock_gettime((~pid << 3) | 2) for pid in helper_pids())
 
 
 def _cpu_s() -> float:
