@@ -146,6 +146,13 @@ def test_interruption_kills_the_child() -> None:
     assert not helper_pids()
 
 
+def test_there_is_a_reader_for_each_cpu_that_we_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    for allowed, readers in (({3}, 1), ({3, 90}, 2), (set(range(64)), 8)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, allowed=allowed: allowed)
+        assert deadline.reader_count() == readers
+
+
 def test_patience_grows_with_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     for load, expected in ((0.1, 1.0), (12.0, 3.0), (4000.0, 4.0)):

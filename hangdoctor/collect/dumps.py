@@ -64,7 +64,7 @@ def dump_stacks(program: PySpy, processes: Sequence[Process], *, total_s: float,
         for process in sorted(asked.values(), key=_importance)
         if process.state != "Z" or (process.thread_count or 0) > 1
     ]
-    width = max(1, min(len(jobs), os.cpu_count() or 1))
+    width = max(1, min(len(jobs), len(os.sched_getaffinity(0))))
     round_ = _Round()
     for result in run_all(jobs, width=width, total_s=total_s, again=round_.again, is_nice=True):
         pid = result.job.key
