@@ -24,7 +24,9 @@ it are 1.00. Ratios are medians of the ratios within a round, with the smallest 
 - *EINTR*: system calls in the targets that were interrupted. A tool that stops a process does that.
 - *EINTR* of `py-spy dump --nonblocking`, hangdoctor and *nothing* is to be 0.
 - *snapshot* is one look of the collector (stacks, everything in `/proc` of every thread, lock owners, parsed), without
-  the start of an interpreter; *attach* and *collect* are the commands as typed, which look at the launcher, too.
+  the start of an interpreter, but with that of its readers; *the next snapshot* is one for which these are there: the
+  second and third of an attach, and all of a watch. *Stacks alone* is what stack dumpers give, readers started for it.
+- *attach* and *collect* are the commands as typed, which look at the launcher, too.
 - A quarter of the CPU time of a look is stacks, which hangdoctor reads from memory itself; the rest is what a stack
   dump does not have: files, sockets, environment, locks, logs.
 

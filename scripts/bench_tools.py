@@ -225,12 +225,13 @@ def next_snapshot() -> Tool:
 
     def run(fleet: Running, folder: Path) -> Cost:
         from hangdoctor.collect import Plan, RollingCapture
+        from hangdoctor.collect.deadline import helpers_cpu_s
 
         with closing(RollingCapture(_tree_of(fleet), Plan(snapshots=1), keep=2)) as rolling:
             rolling.look(Plan(snapshots=1))
-            began, cpu = time.perf_counter(), _cpu_s() + _helpers_cpu_s()
+            began, cpu = time.perf_counter(), _cpu_s() + helpers_cpu_s()
             capture = rolling.look(Plan(snapshots=1))
-            wall_s, cpu_s = time.perf_counter() - began, _cpu_s() + _helpers_cpu_s() - cpu
+            wall_s, cpu_s = time.perf_counter() - began, _cpu_s() + helpers_cpu_s() - cpu
         return Cost(wall_s, cpu_s, failure=_missing(capture.snapshots[-1], fleet))
 
     return Tool("hangdoctor, the next snapshot", run)
@@ -271,13 +272,6 @@ def _tree_of(fleet: Running) -> Tree:
 def _missing(look: Snapshot, fleet: Running) -> str | None:
     found = sum(thread.stack is not None for process in look.processes for thread in process.threads)
     return f"{fleet.python_threads - found} stacks missing" if found < fleet.python_threads else None
-
-
-def _helpers_cpu_s() -> float:
-    from hangdoctor.collect.deadline import helper_pids
-
-    # The CPU clock of a process, to the nanosecond; what has ended is counted with our children.
-    return sum(time.clock_gettime((~pid << 3) | 2) for pid in helper_pids())
 
 
 def _cpu_s() -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,19 +72,34 @@ def test_total_budget_bounds_many_that_block() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_pointless_items_are_not_tried() -> None:
-    answers = dict(
-        each(
-            lambda item: time.sleep(FOR_EVER) if item == "stuck" else item,
-            ("first", "stuck", "other", "same lock"),
-            item_s=0.2,
-            total_s=20,
-            is_pointless=lambda stuck, later: later == "same lock",
-        )
+def test_whoever_is_not_our_child_is_not_killed() -> None:
+    """The number of a child that somebody else has reaped may be anybody's."""
+    starter = subprocess.run(
+        ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
     )
-    assert answers["first"] == "first"
-    assert answers["other"] == "other"
-    assert isinstance(answers["same lock"], Trouble) and "not tried" in answers["same lock"].reason
+    stranger = int(starter.stdout)
+    try:
+        deadline.adopt(stranger)
+        assert deadline.kill(stranger) is None
+        assert stranger not in helper_pids()
+        assert Path(f"/proc/{stranger}/stat").read_text().split()[2] == "S"
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+
+
+def test_a_child_holds_nothing_of_ours_open() -> None:
+    """It may be stuck for ever, and a connection is only closed when the last who has it closes it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        links = call(lambda: [link for fd in range(3, 200) if (link := _link(fd)) is not None], 20)
+    assert isinstance(links, list) and len(links) == 1 and links[0].startswith("pipe:")
+
+
+def _link(fd: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return None
 
 
 def test_an_error_in_the_child_is_an_answer_and_ends_nothing() -> None:

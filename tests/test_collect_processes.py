@@ -427,8 +427,19 @@ def test_twin_what_was_read_long_ago_is_not_believed(monkeypatch: pytest.MonkeyP
         assert board.read(0) is None
 
 
+def test_a_reader_that_lost_the_cpu_while_it_read_its_clock_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it was kept waiting for would be taken for a difference of the clocks."""
+    assert any(schedclock._read_own_clock() is not None for _ in range(100))
+    monkeypatch.setattr(schedclock.time, "thread_time", lambda: time.sleep(0.01))
+    assert schedclock._read_own_clock() is None
+
+
 def test_a_cpu_that_the_board_has_no_place_for_is_nobodys() -> None:
     board = ClockBoard()
+    board.post(8191, 1.0)
+    assert board.read(8191) == 1.0 and board.read(8190) is None
     for cpu in (-1, 10**6):
         board.post(cpu, 1.0)
         assert board.read(cpu) is None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from hangdoctor.collect import deadline, take_capture
-from hangdoctor.collect.deadline import helper_pids
+import pytest
+
+from hangdoctor.collect import Interrupted, deadline, schedule, take_capture
+from hangdoctor.collect.deadline import helper_pids, helpers_cpu_s
 from hangdoctor.collect.mappings import LARGE_BYTES
 from hangdoctor.collect.schedule import RollingCapture
 from hangdoctor.model import Capture
+from hangdoctor.watching.cost import Meter
 from tests.conftest import stuck
 from tests.test_collect_capture import ONE_LOOK, tree_of
 
@@ -63,6 +67,59 @@ def test_what_has_changed_is_seen(tmp_path: Path) -> None:
         main, later = process.threads
         assert main.stack != before.threads[0].stack, "it has come to another line"
         assert (later.name, later.stack is not None, later.lock is not None) == ("later", True, True)
+
+
+def test_a_capture_that_is_forgotten_takes_its_readers_along() -> None:
+    with stuck("c_hold.py") as target:
+        rolling = RollingCapture(tree_of(target.pid), ONE_LOOK, keep=1)
+        rolling.look(ONE_LOOK)
+        assert helper_pids()
+        del rolling
+        gc.collect()
+        assert not helper_pids()
+
+
+def test_each_look_keeps_the_variables_that_its_own_plan_allows() -> None:
+    everything = replace(ONE_LOOK, is_env_allowed=lambda name: True)
+    nothing = replace(ONE_LOOK, is_env_allowed=lambda name: False)
+    with (
+        stuck("c_hold.py") as target,
+        closing(RollingCapture(tree_of(target.pid), everything, keep=3)) as rolling,
+    ):
+        for plan in (everything, nothing, everything):
+            capture = rolling.look(plan)
+    assert [bool(look.processes[0].environ) for look in capture.snapshots] == [True, False, True]
+
+
+def test_an_interruption_while_readers_are_ended_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = schedule._Run.end
+
+    def end_and_interrupt(run: schedule._Run) -> None:
+        end(run)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(schedule._Run, "end", end_and_interrupt)
+    with stuck("c_hold.py") as target, pytest.raises(Interrupted) as caught:
+        take_capture(tree_of(target.pid), replace(ONE_LOOK, snapshots=2, interval_s=0.01))
+    assert len(caught.value.capture.snapshots) == 2
+
+
+def test_what_readers_use_is_known_while_they_live() -> None:
+    with (
+        stuck("c_threads.py", 60, 20) as target,
+        closing(RollingCapture(tree_of(target.pid), ONE_LOOK, keep=1)) as rolling,
+    ):
+        meter = Meter()
+        for _ in range(3):
+            rolling.look(ONE_LOOK)
+        meter.add(1.0, None)
+        used_s = helpers_cpu_s()
+        assert used_s > 0
+        living = meter.read().cpu_share
+        rolling.close()
+        ended = meter.read().cpu_share
+    assert helpers_cpu_s() == 0
+    assert living is not None and ended is not None and living > 0.5 * ended
 
 
 def test_a_reader_that_dies_between_looks_costs_nothing() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass, replace
+from typing import Generic, TypeVar
 
 import pytest
 
 from hangdoctor import model
 from hangdoctor.model.records import _FEW, changed, make, values_of
 
+T = TypeVar("T")
 KINDS = [
     kind for name in model.__all__ if isinstance(kind := getattr(model, name), type) and is_dataclass(kind)
 ]
@@ -60,6 +62,20 @@ def test_a_class_that_checks_what_it_is_given_goes_on_doing_so() -> None:
         assert make(Positive, (1,)) == Positive(1)
         with pytest.raises(ValueError, match="negative"):
             make(Positive, (-1,))
+
+
+def test_a_class_with_a_base() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Box(Generic[T]):
+        value: T
+
+    @dataclass(frozen=True, slots=True)
+    class Longer(model.Gap):
+        more: str = "more"
+
+    for _ in range(_FEW + 2):
+        assert make(Box, (1,)) == Box(1)
+        assert make(Longer, ("a", "b", "c", None, "d")) == Longer("a", "b", "c", None, "d")
 
 
 def test_a_class_with_more_than_slots() -> None:

@@ -5,7 +5,7 @@ waits for a wedged driver; the reader may then be in a state that not even SIGKI
 would keep hangdoctor from ever exiting. A child is killed, not waited for, and costs one :class:`Trouble`.
 
 Children are forked (about 1 ms), answer through a pipe, ignore Ctrl-C, run at low priority, hold none of our
-standard streams (or a reader of our output would wait for them), and die with us.
+descriptors (or a reader of our output would wait for them), and die with us.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import fcntl
 import gc
-import io
 import os
 import pickle
 import select
@@ -22,11 +21,11 @@ import signal
 import struct
 import time
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Generic, NoReturn, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, NoReturn, TypeVar
 
-from hangdoctor.model.records import make, values_of
+from hangdoctor.collect.packing import pack
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -41,7 +40,6 @@ _F_SETPIPE_SZ = 1031
 """fcntl.F_SETPIPE_SZ is in Python since 3.10, but not in all builds of it."""
 _PIPE_BYTES = 1 << 20
 """The most that an ordinary user may have: a child works on while we read the answers of another."""
-NOT_TRIED = "was not tried, for an earlier read that needs the same lock did not return"
 _REAP_S = 0.2
 _MAX_PATIENCE = 4.0
 _MAX_READERS = 8
@@ -69,6 +67,15 @@ def helper_pids() -> frozenset[int]:
         _abandoned.discard(pid)
         _helpers.discard(pid)
     return frozenset(_helpers)
+
+
+def helpers_cpu_s() -> float:
+    """CPU seconds that those have used which still exist; what has ended counts with our own children."""
+    used = 0.0
+    for pid in helper_pids():
+        with contextlib.suppress(OSError):  # it has just ended
+            used += time.clock_gettime((~pid << 3) | 2)  # the CPU clock of a process (clock_getcpuclockid)
+    return used
 
 
 def reader_count() -> int:
@@ -129,46 +136,26 @@ def each(
     item_s: float,
     total_s: float,
     width: int = 1,
-    belongs_to: Callable[[Item], Hashable] | None = None,
-    is_pointless: Callable[[Item, Item], bool] = lambda stuck, later: False,
 ) -> Iterator[tuple[Item, T | Trouble]]:
     """``function(item)`` for all items in ``width`` children; a new child goes on behind an item that blocks.
 
-    No item takes longer than ``item_s`` seconds and all of them no longer than ``total_s``. After an item that did not
-    answer, those of the same child for which ``is_pointless(stuck, item)`` are not tried; items with the same
-    ``belongs_to(item)`` go to the same child. Every item is yielded once, in order when there is one child.
+    No item takes longer than ``item_s`` seconds and all of them no longer than ``total_s``. Every item is yielded once,
+    in order when there is one child.
     """
     end = time.monotonic() + total_s
-    shards = _deal(items, width, belongs_to)
+    shards = [list(shard) for number in range(width) if (shard := items[number::width])]
     children: list[Child[T]] = []
     try:
         children.extend(Child.fork(function, shard) for shard in shards)
         for shard, first in zip(shards, children, strict=True):
-            yield from _relay(function, shard, first, item_s, end, is_pointless)
+            yield from _relay(function, shard, first, item_s, end)
     finally:
         for child in children:
             child.end()
 
 
-def _deal(
-    items: Sequence[Item], width: int, belongs_to: Callable[[Item], Hashable] | None
-) -> list[list[Item]]:
-    """The items of each child, dealt out like cards, in their order."""
-    places: dict[Hashable, int] = {}
-    shards: list[list[Item]] = [[] for _ in range(width)]
-    for number, item in enumerate(items):
-        key = number if belongs_to is None else belongs_to(item)
-        shards[places.setdefault(key, len(places) % width)].append(item)
-    return [shard for shard in shards if shard]
-
-
 def _relay(
-    function: Callable[[Item], T],
-    rest: list[Item],
-    child: Child[T],
-    item_s: float,
-    end: float,
-    is_pointless: Callable[[Item, Item], bool],
+    function: Callable[[Item], T], rest: list[Item], child: Child[T], item_s: float, end: float
 ) -> Iterator[tuple[Item, T | Trouble]]:
     """The answers of one child, and of those that take over from it."""
     while rest:
@@ -180,9 +167,6 @@ def _relay(
             child.end()
         if not child.is_lost:
             return
-        skipped = [later for later in rest if is_pointless(item, later)]
-        rest = [later for later in rest if not is_pointless(item, later)]
-        yield from ((later, Trouble(NOT_TRIED, True)) for later in skipped)
         if time.monotonic() >= end:
             yield from ((later, Trouble("did not get its turn in time", True)) for later in rest)
             return
@@ -211,11 +195,11 @@ class Child(Generic[T]):
 
     @classmethod
     def fork(
-        cls, function: Callable[[Item], T], items: Iterable[Item], keeps: Collection[int] | None = None
+        cls, function: Callable[[Item], T], items: Iterable[Item], keeps: Collection[int] = ()
     ) -> Child[T]:
-        """``keeps``: those of our descriptors that it needs; of the others it has none, by default all.
+        """``keeps``: those of our descriptors that it needs. It has none of the others.
 
-        A child that stays for long must not hold the pipes and connections of others open.
+        A child that stays for long, or is stuck for ever, must not hold the pipes and connections of others open.
         """
         try:
             read_fd, write_fd = os.pipe()
@@ -259,7 +243,7 @@ class Child(Generic[T]):
         except EOFError:
             self.is_lost = True
             return Trouble("the reading process died")
-        # Written by our own fork a moment ago, never by the target: the only pickle that is ever loaded.
+        # Written by our own fork, never by the target: the only pickle that is ever loaded.
         value: T | str = pickle.loads(payload)
         return value if is_good else Trouble(str(value))  # type: ignore[return-value]
 
@@ -293,15 +277,16 @@ def kill(pid: int, *, after_s: float = 0.0) -> int | None:
     Returns its wait status, or ``None`` when it is stuck in the kernel: then it is abandoned.
     """
     try:
-        if after_s:
-            status = _wait(pid, after_s)
-            if status is not None:
-                return status
+        # Also for 0 s: where somebody else has reaped it, or it is the child of whom we were forked from, this says so
+        # (ECHILD), and the number may be another's by now.
+        early = _wait(pid, after_s)
+        if early is not None:
+            return early
         os.kill(pid, signal.SIGKILL)
-        status = _wait(pid, _REAP_S)
-        if status is None:
+        last = _wait(pid, _REAP_S)
+        if last is None:
             _abandoned.add(pid)
-        return status
+        return last
     except (ProcessLookupError, ChildProcessError):
         _helpers.discard(pid)
         return None
@@ -355,7 +340,7 @@ def _serve(
     items: Iterable[Item],
     fd: int,
     parent: int,
-    keeps: Collection[int] | None,
+    keeps: Collection[int],
 ) -> NoReturn:
     """The child: answer, then leave without running anything of the parent's clean-up."""
     try:
@@ -369,8 +354,7 @@ def _serve(
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
-        if keeps is not None:
-            _close_all_but({0, 1, 2, fd, *keeps})
+        _close_all_but({0, 1, 2, fd, *keeps})
         os.nice(max(0, LOW_PRIORITY - os.getpriority(os.PRIO_PROCESS, 0)))
         for item in items:
             try:
@@ -387,32 +371,6 @@ def _close_all_but(kept: Collection[int]) -> None:
         if int(name) not in kept:
             with contextlib.suppress(OSError):  # that of the listing itself
                 os.close(int(name))
-
-
-class _Packer(pickle.Pickler):
-    """Dataclasses as their values: their own way through ``fields()`` takes three times as long."""
-
-    def reducer_override(self, value: Any) -> Any:
-        kind = type(value)
-        return (make, (kind, values_of(value))) if _is_record(kind) else NotImplemented
-
-
-_records: dict[type, bool] = {}
-
-
-def _is_record(kind: type) -> bool:
-    """A dataclass that is made from all its fields, in their order, and has no way of its own."""
-    if kind not in _records:
-        own = fields(kind) if is_dataclass(kind) and "__reduce__" not in vars(kind) else ()
-        _records[kind] = bool(own) and all(item.init and not item.kw_only for item in own)
-    return _records[kind]
-
-
-def pack(value: object) -> bytes:
-    """What a child sends or is sent. Raises what pickle raises."""
-    buffer = io.BytesIO()
-    _Packer(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -181,7 +181,7 @@ _known_images: dict[tuple[str, int, str, tuple[bytes, ...]], _Offsets] | None = 
 def remember_images() -> None:
     """From now on, in this process, the symbols of a file are looked up once, for ranks load the same files.
 
-    For readers that live for one look: a file that is replaced later may get the same inode.
+    To be called anew for each look: a file that is replaced later may get the same inode.
     """
     global _known_images
     _known_images = {}

@@ -23,12 +23,14 @@ from functools import partial
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from hangdoctor.collect.deadline import CHUNK_BYTES, NOT_TRIED, Child, Trouble, pack
+from hangdoctor.collect.deadline import CHUNK_BYTES, Child, Trouble
+from hangdoctor.collect.packing import pack
 
 T = TypeVar("T")
 K = TypeVar("K")
 Item = TypeVar("Item")
 
+NOT_TRIED = "was not tried, for an earlier read that needs the same lock did not return"
 _SIZE = struct.Struct("<I")
 _NOTHING = 0
 """Instead of the size of a request: there is none for a while."""
@@ -75,14 +77,17 @@ class _Reader:
     to_child: int = -1
 
     def ask(self, request: _Request) -> None:
-        is_ready = self.to_child >= 0 and self.child is not None and self.child.is_alive()
-        if not self.asked and not is_ready:  # it was dismissed, or somebody killed it while it rested
+        if not self.asked and not self._is_ready():
             self.end()
         self._encode(request)
         self.asked.append(request)
         if self.child is None:
             self._start()
         self._send()
+
+    def _is_ready(self) -> bool:
+        """It was neither dismissed, nor killed by somebody while it rested."""
+        return self.to_child >= 0 and self.child is not None and self.child.is_alive()
 
     def _encode(self, request: _Request) -> None:
         payload = pack((request.group.number, request.item))
@@ -323,7 +328,7 @@ class Readers:
         self._places.clear()
 
     def dismiss(self) -> None:
-        """Nothing more will be asked: the children end, which takes milliseconds, while we go on.
+        """Nothing more will be asked: the children end, which takes them milliseconds, while we go on.
 
         Not those that still have to be told a part of what was asked.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,11 +54,12 @@ def take_capture(
     with _interruptible():
         run = _Run(tree, plan)
         try:
-            run.go(on_snapshot or (lambda capture: None), is_enough or (lambda capture: False))
+            try:
+                run.go(on_snapshot or (lambda capture: None), is_enough or (lambda capture: False))
+            finally:
+                run.end()
         except KeyboardInterrupt:
             raise Interrupted(run.capture()) from None
-        finally:
-            run.end()
         return run.capture()
 
 
@@ -70,6 +72,7 @@ class RollingCapture:
     def __init__(self, tree: Tree, plan: Plan, keep: int) -> None:
         self._run = _Run(tree, plan)
         self._keep = keep
+        weakref.finalize(self, self._run.end)
 
     @property
     def tree(self) -> Tree:
@@ -90,7 +93,7 @@ class RollingCapture:
         return self._run.capture()
 
     def close(self) -> None:
-        """No look is due any more. Idempotent."""
+        """No look is due any more. Idempotent, and done anyway when the capture is forgotten."""
         self._run.end()
 
 
@@ -130,6 +133,11 @@ class _Run:
         return self._tree
 
     def look_again(self, plan: Plan, keep: int) -> None:
+        if (
+            plan.is_env_allowed is not self._plan.is_env_allowed
+        ):  # which the readers know from when they were forked
+            self._readers.end()
+            self._readers = LookReaders(plan.is_env_allowed)
         self._plan, self._spins = plan, {}
         self._take_look()
         del self._snapshots[:-keep]

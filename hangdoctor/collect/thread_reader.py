@@ -25,7 +25,7 @@ class Wanted:
 
 
 class ThreadReader:
-    """Every child has its own, and keeps a table until the locks are asked for. They share the clocks of CPUs.
+    """Every child has its own, and keeps tables for the locks that are asked for next. They share the clocks of CPUs.
 
     :meth:`renew` it before every look.
     """

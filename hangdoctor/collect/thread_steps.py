@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hangdoctor.collect import inside, stack_sources, stacks
-from hangdoctor.collect.deadline import NOT_TRIED, Clock, Trouble, call, patience
+from hangdoctor.collect.deadline import Clock, Trouble, call, patience
 from hangdoctor.collect.denials import explain_denial
 from hangdoctor.collect.plan import Plan
 from hangdoctor.collect.procfs import list_tids
 from hangdoctor.collect.pyspy import PySpy
-from hangdoctor.collect.readers import Answers, Readers
+from hangdoctor.collect.readers import NOT_TRIED, Answers, Readers
 from hangdoctor.collect.resting import take_over
 from hangdoctor.collect.thread_reader import ThreadReader, Wanted
 from hangdoctor.collect.threads import ThreadTable

@@ -72,9 +72,10 @@ def blank_of(kind: type) -> type:
 
 
 def _write_filler(kind: type) -> Callable[[Sequence[object]], Any] | None:
-    """``None`` for a class that is not all slots, or does more than setting them."""
+    """``None`` for a class that is more than its own slots, or does more than setting them."""
     names = [item.name for item in fields(kind)]
-    if hasattr(kind, "__post_init__") or sorted(vars(kind).get("__slots__", ())) != sorted(names):
+    is_plain = kind.__bases__ == (object,) and sorted(vars(kind).get("__slots__", ())) == sorted(names)
+    if not is_plain or hasattr(kind, "__post_init__"):
         return None
     # Names of fields and nothing else is compiled here; dataclasses do the same.
     places = ", ".join(f"made.{name}" for name in names)

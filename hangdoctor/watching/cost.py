@@ -6,6 +6,8 @@ import os
 import time
 from dataclasses import dataclass
 
+from hangdoctor.collect.deadline import helpers_cpu_s
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -47,4 +49,4 @@ class Meter:
 
 def _cpu_s() -> float:
     used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+    return used.user + used.system + used.children_user + used.children_system + helpers_cpu_s()

@@ -59,7 +59,7 @@ _known: _Holders | None = None
 def remember_holders() -> None:
     """From now on, in this process, the holder of a lock is looked for once.
 
-    For readers that live for one look: all 62 idle workers of a pool wait for the lock of one queue.
+    To be called anew for each look. All 62 idle workers of a pool wait for the lock of one queue.
     """
     global _known
     _known = {}
