@@ -46,10 +46,10 @@ SPINNING = {
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts the stand-in libraries first on the path of child processes."""
+    """Puts the stand-in libraries first on our path, which child processes are told."""
 
     def configure(*gpus: object, **spec: object) -> None:
-        monkeypatch.setenv("PYTHONPATH", str(FAKES))
+        monkeypatch.syspath_prepend(FAKES)
         monkeypatch.setenv("HD_FAKE_NVML", json.dumps({"gpus": gpus, **spec}))
 
     return configure
@@ -298,3 +298,18 @@ def test_two_looks_at_once_do_not_disturb_each_other(fake: Callable[..., None]) 
     for look in looks:
         look.join()
     assert answers == [1, 1, 1]
+
+
+def test_the_child_finds_packages_where_we_do_and_nothing_else(
+    fake: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the working directory of whoever is called out of bed, nor in a folder that is relative to it."""
+    fake(SPINNING)
+    for folder in (tmp_path, tmp_path / "relative"):
+        folder.mkdir(exist_ok=True)
+        (folder / "pynvml.py").write_text("raise SystemExit('the wrong one')\n")
+    monkeypatch.chdir(tmp_path)
+    for entry in ("relative", ""):
+        monkeypatch.syspath_prepend(entry)
+    gpus, gaps = read_gpus(20, vendors=["nvidia"], kernel_log="/nonexistent")
+    assert gaps == () and [gpu.name for gpu in gpus] == ["NVIDIA H200"]

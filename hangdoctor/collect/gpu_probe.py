@@ -8,7 +8,7 @@ Only getters are called; nothing here sets, resets, clears or creates a CUDA con
 
     {"at": "GPU 3: nvmlDeviceGetPowerUsage"}     the call that comes next
     {"gpu": {...}}                               one GPU; absent values are null
-    {"gpm": {"index": 3, ...}}                   what a second look at the same GPU added
+    {"more": {"index": 3, ...}}                  what took longer to measure on the same GPU
     {"absent": "..."}                            no such driver or library here
     {"error": "..."}                             a call failed in a way that means something
     {"done": true}                               nothing more will come
@@ -112,10 +112,13 @@ def probe_nvidia() -> None:
             continue
         gpus.append((index, ask, handle, _gpm_sample(ask, handle), time.monotonic()))
         say(gpu=_nvidia_gpu(ask, handle, index, version))
+    # Two measurements of 20 ms each, which fit into the time that a second sample of GPM has to wait anyway.
+    for index, ask, handle, _, _ in gpus:
+        say(more={"index": index, **_pcie(ask, handle)})
     for index, ask, handle, first, taken in gpus:
         if first is not None:
             time.sleep(max(0.0, taken + GPM_WINDOW_S - time.monotonic()))
-            say(gpm={"index": index, **_gpm_metrics(ask, handle, first)})
+            say(more={"index": index, **_gpm_metrics(ask, handle, first)})
     return None
 
 
@@ -143,13 +146,18 @@ def _nvidia_gpu(ask: Asker, handle: object, index: int, version: str | None) -> 
         "sm_clock_mhz": _whole(ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)),
         "sm_clock_max_mhz": _whole(ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)),
         "memory_clock_mhz": _whole(ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM)),
-        # NVML gives KB/s over the last 20 ms.
-        "pcie_tx_bytes_s": _whole(ask("nvmlDeviceGetPcieThroughput", handle, 0), 1000),
-        "pcie_rx_bytes_s": _whole(ask("nvmlDeviceGetPcieThroughput", handle, 1), 1000),
         **_nvlink(ask, handle),
         "throttle_reasons": _throttling(ask, handle),
         "uncorrected_ecc": _whole(ask("nvmlDeviceGetTotalEccErrors", handle, 1, 0)),
         "processes": _nvidia_processes(ask, handle),
+    }
+
+
+def _pcie(ask: Asker, handle: object) -> Record:
+    """NVML gives KB/s, and measures for 20 ms."""
+    return {
+        "pcie_tx_bytes_s": _whole(ask("nvmlDeviceGetPcieThroughput", handle, 0), 1000),
+        "pcie_rx_bytes_s": _whole(ask("nvmlDeviceGetPcieThroughput", handle, 1), 1000),
     }
 
 
