@@ -15,14 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hangdoctor import bundle
-from hangdoctor.collect import dumps, look, own_stacks, procfs, take_capture
+from hangdoctor.collect import RollingCapture, dumps, look, own_stacks, procfs, take_capture
 from hangdoctor.collect.deadline import helper_pids
 from hangdoctor.model import Capture, Method
 from tests.conftest import stuck
@@ -189,6 +189,30 @@ def test_many_collections_leave_a_busy_target_as_it_was(how: str, monkeypatch: p
     assert ours_after[0] <= ours[0], "our descriptors"
     assert ours_after[1] - ours[1] < (16 << 20) + 1024 * COLLECTIONS, "our resident bytes"
     assert after[1] - before[1] < 4 << 20, "resident bytes"
+    assert not helper_pids()
+
+
+@pytest.mark.timeout(180 + 2 * COLLECTIONS)
+def test_many_looks_by_the_same_readers_leave_everybody_as_they_were() -> None:
+    """A watch of days: neither the target grows, nor we, nor the readers that stay from look to look."""
+    with (
+        stuck("c_busy.py", 5) as target,
+        closing(RollingCapture(tree_of(target.pid), ONE_LOOK, keep=2)) as rolling,
+    ):
+        for _ in range(10):
+            rolling.look(ONE_LOOK)
+        readers = helper_pids()
+        assert readers
+        everybody = {pid: _resources(pid) for pid in (target.pid, os.getpid(), *readers)}
+        for _ in range(COLLECTIONS):
+            snapshot = rolling.look(ONE_LOOK).snapshots[-1]
+            assert len(snapshot.processes[0].threads) == 6
+        assert helper_pids() == readers
+        for pid, (descriptors, resident) in everybody.items():
+            descriptors_after, resident_after = _resources(pid)
+            assert descriptors_after <= descriptors, pid
+            assert resident_after - resident < (4 << 20) + 200 * COLLECTIONS, pid
+        assert_untouched(target.pid)
     assert not helper_pids()
 
 
