@@ -27,8 +27,8 @@ it are 1.00. Ratios are medians of the ratios within a round, with the smallest 
   the start of an interpreter, but with that of its readers; *the next snapshot* is one for which these are there: the
   second and third of an attach, and all of a watch. *Stacks alone* is what stack dumpers give, readers started for it.
 - *attach* and *collect* are the commands as typed, which look at the launcher, too.
-- A quarter of the CPU time of a look is stacks, which hangdoctor reads from memory itself; the rest is what a stack
-  dump does not have: files, sockets, environment, locks, logs.
+- A third of the CPU time of a look is stacks, which hangdoctor reads from memory itself; the rest is what a stack dump
+  does not have: files, sockets, environment, locks, logs.
 
 Sections after the first come from `scripts/bench --append --title …`, what a watched job feels from
 `scripts/bench_watch`.
