@@ -122,6 +122,25 @@ def test_starting_imports_click_and_little_else() -> None:
     assert extra <= {"hangdoctor", "__future__", "gc", "locale", "_locale"}
 
 
+def test_ends_of_helpers_are_seen_also_under_a_supervisor_that_ignores_them() -> None:
+    code = (
+        "import signal; from hangdoctor.cli.stopping import stoppable\n"
+        "def now(): return signal.getsignal(signal.SIGCHLD).name\n"
+        "before = now()\n"
+        "with stoppable(print): within = now()\n"
+        "print(before, within, now())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    )
+    assert done.stdout.split() == ["SIG_IGN", "SIG_DFL", "SIG_IGN"]
+
+
 def test_help_and_version_cost_no_more_than_importing_click() -> None:
     commands = {
         "click": [sys.executable, "-c", "import click"],

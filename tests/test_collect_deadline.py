@@ -82,7 +82,8 @@ def test_whoever_is_not_our_child_is_not_killed() -> None:
         deadline.adopt(stranger)
         assert deadline.kill(stranger) is None
         assert stranger not in helper_pids()
-        assert Path(f"/proc/{stranger}/stat").read_text().split()[2] == "S"
+        time.sleep(0.2)  # a signal may arrive late
+        assert Path(f"/proc/{stranger}/stat").read_text().split()[2] in "RS"
     finally:
         os.kill(stranger, signal.SIGKILL)
 

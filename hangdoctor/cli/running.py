@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from contextlib import suppress
 
@@ -16,9 +15,6 @@ from hangdoctor.cli.streams import silence_stdout
 def run_command(words: list[str]) -> int:
     """The exit code of ``hangdoctor WORDS…``."""
     state = State(say)
-    with suppress(ValueError):  # not in the main thread
-        # Ignored, as some supervisors leave it to us, the numbers of our children are another's before we know.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         answer = HANGDOCTOR.main(
             args=words,

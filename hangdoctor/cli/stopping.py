@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 @contextmanager
@@ -18,8 +19,10 @@ def stoppable(say: Callable[[str], None]) -> Iterator[None]:
         say("Stopping, keeping what there is. Once more leaves at once.")
         raise KeyboardInterrupt
 
-    before = {}
+    before: dict[signal.Signals, Any] = {}
     try:
+        # Ignored, as some supervisors leave it to us, the numbers of our helpers are another's before we know.
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each in (signal.SIGINT, signal.SIGTERM):
             # nohup and shells ignore SIGINT for background jobs on purpose.
             if signal.getsignal(each) is not signal.SIG_IGN:
