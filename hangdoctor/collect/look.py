@@ -99,7 +99,6 @@ class Look:
         self._load: HostLoad | None = None
         self._ras: tuple[RasAnswer, ...] = ()
         self._paused_s = 0.0
-        self._is_last = False
 
     def take(
         self,
@@ -114,7 +113,6 @@ class Look:
         ``visible`` are all pids of this machine; ``previous`` saves looking up what does not change. ``is_last``: the
         readers are not needed afterwards.
         """
-        self._is_last = is_last
         known = {process.pid: process for process in previous.processes} if previous else {}
         pids = [stat.pid for stat in stats]
         around = Surroundings(self._readers, pids, visible, use_gpu=self._plan.use_gpu)
@@ -127,6 +125,8 @@ class Look:
             around.ask_outputs(self.processes)
             self._at_rest = self._find_resting(known)
             self._read_threads(around)
+            if is_last:
+                self._readers.dismiss()
             self._ask_ras(previous)
             self._take_surroundings(around)
         finally:
@@ -176,8 +176,6 @@ class Look:
             left_s = self._clock.left()
             self.processes, gaps = inside.add_flight(self._readers, self.processes, left_s)
             self.gaps.extend(gaps)
-        if self._is_last:
-            self._readers.dismiss()
 
     def add_native(self, program: PySpy) -> Snapshot:
         """Replaces the stacks by ones with native frames, where they could be had."""

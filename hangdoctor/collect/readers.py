@@ -201,12 +201,13 @@ class _Requests:
             (size,) = _SIZE.unpack(header)
             if size == _NOTHING:
                 self._rest()
-            elif is_new:
+                is_new = True
+                continue
+            if is_new:
                 self._renew()
-            is_new = size == _NOTHING
-            if not is_new:
-                # Written by the process that we were forked from: nobody else has the other end of this pipe.
-                yield pickle.loads(self._read(size))
+                is_new = False
+            # Written by the process that we were forked from: nobody else has the other end of this pipe.
+            yield pickle.loads(self._read(size))
 
     def _rest(self) -> None:
         self._renew()

@@ -112,9 +112,9 @@ class SchedulerClock:
     def _find(self, cpu: int) -> float | None:
         if cpu not in self._ahead_ms:
             ahead_ms = self._board.read(cpu)
-            if ahead_ms is None and cpu not in self._tried and self._read_here() != cpu:
-                self._visit(cpu)
-            if ahead_ms is None:
+            if ahead_ms is None and cpu not in self._tried:
+                if self._read_here() != cpu:
+                    self._visit(cpu)
                 ahead_ms = self._board.read(cpu)
             if ahead_ms is None:
                 return None

@@ -133,9 +133,8 @@ class _Run:
         return self._tree
 
     def look_again(self, plan: Plan, keep: int) -> None:
-        if (
-            plan.is_env_allowed is not self._plan.is_env_allowed
-        ):  # which the readers know from when they were forked
+        # The readers know the rule from when they were forked.
+        if plan.is_env_allowed is not self._plan.is_env_allowed:
             self._readers.end()
             self._readers = LookReaders(plan.is_env_allowed)
         self._plan, self._spins = plan, {}
